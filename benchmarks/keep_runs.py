@@ -4,9 +4,9 @@
     python benchmarks/keep_runs.py results/EXPERIMENT --date 2026-11-15 -o benchmarks/results/NAME
     acgpt report benchmarks/results/NAME -o report
 
-A folder of runs stands for the finished runs in it. Weights are left out, and so are generated texts, unless `--texts`
-keeps them compressed (kept_texts.py). Records of generations and results of `acgpt mauve` are kept from anywhere in the
-run's folder. Folders of the original machine are renamed to short names: runs/ac, data/wiki.
+A folder of runs stands for the finished runs in it. Kept is what a report reads: the run's records, its evaluations
+with their sums per text, results of `acgpt mauve` from anywhere in its folder, and every tenth row of its log. Folders
+of the original machine are renamed to short names: runs/ac, data/wiki.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from acgpt.evaluation.generations import object_of_kind, record_of
+from acgpt.evaluation.generations import object_of_kind
 
 FOLDERS = ("corpus", "output", "folder")  # keys whose values are folders
 PATHS = ("model", "adapter", "path", "generated", "file", "result")  # keys whose values are paths in a folder
-KINDS = ("generations", "index", "mauve", "scores")  # written by acgpt generate and acgpt mauve
+LOG_ROWS = 10  # one of so many rows of a log is kept, beside those with an evaluation
 
 
 def rename_folders(value: Any, names: Mapping[str, str], key: str = "") -> Any:
@@ -79,17 +79,24 @@ def folder_names(runs: Sequence[Path]) -> dict[str, str]:
 
 
 def records(run: Path) -> dict[Path, Any]:
-    """Return the JSON files of a run, and records of generations and their scores from its subfolders."""
+    """Return the JSON files of a run, and results of `acgpt mauve` from its subfolders."""
     contents = {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted(run.glob("*.json"))}
     for path in sorted(run.rglob("*/*.json")):
-        if (content := object_of_kind(path, *KINDS)) is not None:
+        if (content := object_of_kind(path, "mauve")) is not None:
             contents[path] = content
     return contents
 
 
+def thinned(log: str) -> str:
+    """Return every tenth row of a log, its last one, and those with an evaluation, in the last three columns."""
+    head, *rows = log.splitlines(keepends=True)
+    kept = [row for i, row in enumerate(rows) if i % LOG_ROWS == 0 or i == len(rows) - 1 or not row.endswith(",,,\n")]
+    return head + "".join(kept)
+
+
 def small_files(run: Path, names: Mapping[str, str], date: str) -> dict[Path, str]:
     """Return the files to keep of one run, by path in the run's folder."""
-    files = {path.relative_to(run): path.read_text(encoding="utf-8") for path in run.glob("*.csv")}
+    files = {path.relative_to(run): thinned(path.read_text(encoding="utf-8")) for path in run.glob("*.csv")}
     for path, record in records(run).items():
         content = rename_folders(record, names)
         for holder in (content, *content.get("sittings", ())):
@@ -105,18 +112,9 @@ def small_files(run: Path, names: Mapping[str, str], date: str) -> dict[Path, st
     return files
 
 
-def texts(run: Path) -> dict[Path, bytes]:
-    """Return the compressed generations of a run, by path in the run's folder."""
-    from kept_texts import EXTENSION, pack
-
-    generations = [path for path in sorted(run.rglob("*.jsonl")) if record_of(path) is not None]
-    return {path.relative_to(run).with_suffix(EXTENSION): pack(path) for path in generations}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, or folders that contain runs")
-    parser.add_argument("--texts", action="store_true", help="keep generated texts, too")
     parser.add_argument("--date", required=True, help="date of the runs")
     parser.add_argument("-o", "--output", required=True, type=Path, help="a new folder")
     args = parser.parse_args()
@@ -125,18 +123,14 @@ def main() -> None:
     if repeated := [name for name in names if names.count(name) > 1]:
         raise SystemExit(f"two runs are called {repeated[0]}: rename one of them.")
     files_of_run = {  # a run's own names first: two runs may have been trained in one folder
-        run.name: {
-            **{path: text.encode() for path, text in small_files(run, folder_names([run, *runs]), args.date).items()},
-            **(texts(run) if args.texts else {}),
-        }
-        for run in runs
+        run.name: small_files(run, folder_names([run, *runs]), args.date) for run in runs
     }
     args.output.mkdir(parents=True)
     for name, files in files_of_run.items():
         for relative_path, content in files.items():
             path = args.output / name / relative_path
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            path.write_text(content, encoding="utf-8")
 
 
 if __name__ == "__main__":

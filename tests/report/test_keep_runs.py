@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 from pathlib import Path
 
 import pytest
-from generators import model_of, set_of
-from models import tiny_tokenizer
 from programs import program
 from runs import write_corpus
 from test_report import write_run
 from test_report_generation import drawn
 
-from acgpt.evaluation.generations import Generations, as_line
-from acgpt.evaluation.generator import Generator
 from acgpt.report import write
 from acgpt.report.generation import NO_SAMPLES
 from acgpt.report.runs import read_runs
@@ -51,7 +46,7 @@ def test_a_kept_run_is_one_that_a_report_reads_and_only_names_of_folders_are_oth
     assert read.budget == (results["texts"], results["tokens"])
 
 
-def test_of_generations_the_records_and_scores_are_kept_and_their_tables_stay_as_they_are(corpus, tmp_path):
+def test_of_generations_the_scores_are_kept_and_their_tables_stay_as_they_are(corpus, tmp_path):
     cells = tmp_path / "cells"
     runs = [drawn(cells, corpus, "ac-gpt", seed, {"training": 0.9 - seed / 10}, std=None) for seed in (0, 1)]
     (cells / "logs").mkdir()
@@ -61,40 +56,22 @@ def test_of_generations_the_records_and_scores_are_kept_and_their_tables_stay_as
         results["recipe"] |= {"output": f"/gpu/cells/{run.name}", "corpus": "/gpu/data/wiki"}
         results["command"] = ["/x/__main__.py", "train", "corpus=/gpu/data/wiki", f"output=/gpu/cells/{run.name}"]
         (run / "results.json").write_text(json.dumps(results))
-        record = run / "generations" / "test" / "training.json"
-        model = {"model": f"/gpu/cells/{run.name}/model", "corpus": "/gpu/data/wiki"}
-        command = [
-            "acgpt",
-            "generate",
-            model["model"],
-            "/gpu/data/wiki",
-            "-o",
-            f"/gpu/cells/{run.name}/generations/test",
-        ]
-        record.write_text(json.dumps(json.loads(record.read_text()) | model | {"command": command}))
-        (run / "generations" / "test" / "index.json").write_text(json.dumps({"kind": "index", "folder": str(run)}))
         scored = run / "generations" / "test" / "training.mauve.json"
         content = json.loads(scored.read_text())
-        content["record"] |= {"model": model["model"]}
+        content["record"] |= {"model": f"/gpu/cells/{run.name}/model"}
         content |= {"features": {"model": "/here/models/large", "hash": "f"}}
         content["reference"] |= {"corpus": "/here/wiki"}
         content["command"] = ["acgpt", "mauve", *map(str, scores), "/here/wiki", "--split", "test"]
         scored.write_text(json.dumps(content))
-        named = [{"generated": str(scores[0]), "result": f"/gpu/cells/{run.name}/generations/test/{scored.name}"}]
-        (scored.parent / "scores-test.json").write_text(json.dumps({"kind": "scores", "results": named}))
     before = make_report([cells], tmp_path / "before")
     assert keep(cells, output=tmp_path / "kept").returncode == 0
     kept = tmp_path / "kept"
     assert not [path for path in kept.rglob("*") if path.suffix == ".jsonl"]
     assert not [path for path in kept.rglob("*.json") if '"/' in path.read_text() or "=/" in path.read_text()]
     folder = kept / "ac-gpt-1" / "generations" / "test"
-    names = ["index.json", "scores-test.json", "training.json", "training.mauve.json"]
-    assert sorted(path.name for path in folder.iterdir()) == names
-    (index,) = json.loads((folder / "scores-test.json").read_text())["results"]
-    assert index["result"] == "runs/ac-gpt-1/generations/test/training.mauve.json"
-    record, scored = (json.loads((folder / name).read_text()) for name in ("training.json", "training.mauve.json"))
-    drawn_with = ["generate", "runs/ac-gpt-1/model", "data/wiki", "-o", "runs/ac-gpt-1/generations/test"]
-    assert record["command"] == ["acgpt", *drawn_with] and record["model"] == "runs/ac-gpt-1/model"
+    assert [path.name for path in folder.iterdir()] == ["training.mauve.json"]
+    scored = json.loads((folder / "training.mauve.json").read_text())
+    assert scored["record"]["model"] == "runs/ac-gpt-1/model"
     named = [f"runs/ac-gpt-{seed}/generations/test/training.jsonl" for seed in (0, 1)]
     assert scored["command"] == ["acgpt", "mauve", *named, "data/wiki", "--split", "test"]
     assert (scored["generated"], scored["features"]["model"]) == (named[1], "large")
@@ -133,42 +110,14 @@ def test_a_judges_result_of_one_mode_is_kept_wherever_in_the_run_it_was_written(
     assert (kept / "generations" / "test" / "training.mauve.json").exists() and not (kept / "model").exists()
 
 
-def test_what_was_drawn_is_kept_and_made_again_byte_by_byte(tmp_path):
+def test_a_kept_log_has_every_tenth_row_and_all_evaluations(tmp_path):
     run = write_run(tmp_path / "a")
-    lm = model_of("mlm")
-    lm.tokenizer.save_pretrained(tmp_path / "tokenizer")
-    other = tiny_tokenizer()
-    other.add_tokens(["nobody's"])
-    other.save_pretrained(tmp_path / "other")
-    folder = run / "generations" / "test"
-    for mode in ("unconditional", "training"):
-        Generator(lm, set_of(), samples=2, prompt=5).write(mode, folder)
-    line = json.loads((folder / "training.jsonl").read_text().splitlines()[0])
-    line["log_probs"] = [-0.0, 0.0, *line["log_probs"][2:]]  # both zeros, as rounding leaves them
-    record = json.loads((folder / "training.json").read_text())
-    (folder / "training.jsonl").write_bytes(as_line(line))
-    record["sha256"] = hashlib.sha256(as_line(line)).hexdigest()
-    (folder / "training.json").write_text(json.dumps(record))
-
-    kept = tmp_path / "kept" / "a" / "generations" / "test"
-    assert program("keep_runs.py", run, "--texts", "--date", "2026-01-01", "-o", tmp_path / "kept").returncode == 0
-    refused = program("kept_texts.py", kept, tmp_path / "other", "-o", tmp_path / "made")
-    assert refused.returncode == 1 and "another tokenizer" in refused.stderr and not (tmp_path / "made").exists()
-    done = program("kept_texts.py", kept, tmp_path / "tokenizer", "-o", tmp_path / "made")
-    assert done.returncode == 0, done.stderr
-    for mode in ("unconditional", "training"):
-        assert (tmp_path / "made" / f"{mode}.jsonl").read_bytes() == (folder / f"{mode}.jsonl").read_bytes()
-        assert list(Generations.open(tmp_path / "made" / f"{mode}.jsonl"))
-    refused = program("kept_texts.py", kept, tmp_path / "tokenizer", "-o", tmp_path / "made")
-    assert refused.returncode == 1 and "made exists already" in refused.stderr
-    record["sha256"] = "0" * 64
-    (kept / "training.json").write_text(json.dumps(record))
-    refused = program("kept_texts.py", kept, tmp_path / "tokenizer", "-o", tmp_path / "again")
-    assert refused.returncode == 1 and "does not restore" in refused.stderr and not (tmp_path / "again").exists()
-    (kept / "training.texts.xz").write_bytes(b"")
-    refused = program("kept_texts.py", kept, tmp_path / "tokenizer", "-o", tmp_path / "again")
-    assert refused.returncode == 1 and "training.texts.xz is damaged" in refused.stderr
-    assert "Traceback" not in refused.stderr and not (tmp_path / "again").exists()
+    evaluated = {7: "9.5,,", 13: ",8.5,", 45: ",,7.5"}
+    rows = [f"{step},1.0,{evaluated.get(step, ',,')}\n" for step in range(48)]
+    (run / "log.csv").write_text("step,loss,unconditional,training,training-no-future\n" + "".join(rows))
+    assert keep(run, output=tmp_path / "kept").returncode == 0
+    head, *kept = (tmp_path / "kept" / "a" / "log.csv").read_text().splitlines(keepends=True)
+    assert kept == [rows[step] for step in (0, 7, 10, 13, 20, 30, 40, 45, 47)] and head.startswith("step,loss,")
 
 
 def test_a_path_where_none_is_expected_is_not_kept(tmp_path):
