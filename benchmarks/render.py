@@ -1,21 +1,27 @@
-"""Write the tables of the pages in docs/ from the result files in benchmarks/results.
+"""Write the tables and figures of the pages in docs/ from results.jsonl and from kept runs.
 
-python benchmarks/render.py            rewrite everything between <!-- table NAME --> (a result file) or
-                                       <!-- report FOLDER WHAT … --> (kept runs) and <!-- end -->
-python benchmarks/render.py --check    only check that the pages are up to date (exit code 1 if not)
+    python benchmarks/render.py            rewrite what stands between these markers and <!-- end -->
+    python benchmarks/render.py --check    only check that the pages are up to date (exit code 1 if not)
 
-WHAT is a table or a figure of `acgpt report`, by its file name within its part, or how the runs were made:
+Two kinds of markers, written as on a command line (quotes around what has spaces):
 
-    <!-- report NAME test/small r_max=0.6 asked=276 -->              only rows with these cells, as they are printed
-    <!-- report NAME small/mauve 'scored=whole text' paper -->       without the paper's rows
-    <!-- report NAME test/advantages gptlow -->                      without this run
-    <!-- report NAME test/small -corpus -caption -->                 without a column, and with a short caption
-    <!-- report NAME figure test/main -->                            draws docs/NAME-test-main.png
-    <!-- report NAME commands -->                                    commands and training times of the runs
-    <!-- report NAME rates -->                                       the same with tokens/s
-    <!-- report NAME draws -->                                       cost of sampling, all modes together
+    <!-- table BENCHMARK CASE[|CASE…] COLUMN… [rows=LABEL|LABEL…] [without=command] -->
+    <!-- report RUNS TABLE [COLUMN=VALUE…] [RUN…] [paper] [-COLUMN…] [-caption] [-notes] [-command] -->
+    <!-- report RUNS figure NAME [RUN…] -->
 
-<!-- figure NAME ALT --> and <!-- end --> enclose the figure of a result file, drawn into docs/NAME.png.
+*table* shows records of results.jsonl: the output of a benchmark program, one line a run of it. COLUMN is a key of its
+rows, KEY[:FORMAT[=HEADING]]; where the row has KEY_interval, that is added in brackets. Without `rows` all rows are
+shown; the command and the machine follow, unless `without=command` is there.
+
+    <!-- table sampling '124M, batch 64' seconds:.2f 'tokens_per_second:,.0f=tokens/s' rows='acgpt|generate' -->
+
+*report* shows what `acgpt report` makes of the runs in benchmarks/results/RUNS (keep_runs.py). TABLE and NAME are file
+names within a part of the report. COLUMN=VALUE keeps the rows with these cells, as they are printed; a name of a run
+leaves it out, `paper` the paper's rows, -COLUMN a column, -caption the caption, -notes what is said of single rows, and
+-command how the runs were made. A figure is drawn into docs/.
+
+    <!-- report methods-h200 test/small r_max=0.6 asked=276 -corpus -caption -->
+    <!-- report methods-h200 figure test/main -->
 """
 
 from __future__ import annotations
@@ -27,49 +33,100 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import figures
-from result_tables import TABLES, machine, markdown, provenance
+from acgpt.display.table import markdown_table
 
 if TYPE_CHECKING:
     from acgpt.report.runs import Run
 
 FINGERPRINT = "Shows"  # PNG keyword for the fingerprint of the data that a figure shows
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("benchmarks", "log", "results")
-PAGES = [ROOT / "docs" / f"{name}.md" for name in NAMES]
+# Markers that begin with acgpt. are docs/option_tables.py's.
+MARKER = re.compile(r"<!-- (table|report) (?!acgpt\.)(.+?) -->\n.*?<!-- end -->", re.DOTALL)
 
 
-def report_block(request: Sequence[str], check: bool) -> str:
-    """Render what `acgpt report` makes of kept runs (keep_runs.py): a table, a figure, or how they were made.
+# ---- records of results.jsonl ---------------------------------------------------------------------------------------
 
-    Args:
-        request: A folder of benchmarks/results; the table, figure or summary; then what to leave out (runs, "paper",
-            "-COLUMN", or "-caption" for all of it but the details of the rows) and which rows to keep, COLUMN=VALUE.
-        check: Only check that a figure is up to date.
-    """
+
+def records() -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the records of results.jsonl by benchmark and case."""
+    lines = (ROOT / "benchmarks" / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in map(json.loads, lines):
+        key = record["benchmark"], record["case"]
+        if key in found:
+            sys.exit(f"results.jsonl has two records of {', '.join(key)}: remove the older one.")
+        found[key] = record
+    return found
+
+
+def table_block(words: Sequence[str]) -> str:
+    """Render a table of records."""
+    benchmark, cases, *columns = words
+    options = {word.partition("=")[0]: word.partition("=")[2] for word in columns if re.match("(rows|without)=", word)}
+    columns = [word for word in columns if word.partition("=")[0] not in options]
+    available = {case: record for (name, case), record in records().items() if name == benchmark}
+    chosen = [lookup(case, available, f"benchmark {benchmark}") for case in cases.split("|")]
+    rows = [
+        [f"{record['case']}: {row['row']}" if len(chosen) > 1 else row["row"], *(cell(row, word) for word in columns)]
+        for record in chosen
+        for row in chosen_rows(record, options.get("rows"))
+    ]
+    for word in columns:
+        key = re.split("[:=]", word)[0]
+        lookup(key, {key: None for record in chosen for row in record["rows"] for key in row}, cases)
+    headings = [re.sub(r".*=", "", word) if "=" in word else word.partition(":")[0] for word in columns]
+    table = markdown_table(["", *headings], rows, [False, *[True] * len(columns)])
+    if options.get("without") == "command":
+        return table
+    return table + "\n\n" + "; ".join(dict.fromkeys(f"`{r['command']}`, {machine(r)}" for r in chosen)) + "."
+
+
+def chosen_rows(record: Mapping[str, Any], labels: str | None) -> list[Mapping[str, Any]]:
+    """Return the rows of a record with these labels, in this order, or all rows."""
+    if labels is None:
+        return list(record["rows"])
+    rows = {row["row"]: row for row in record["rows"]}
+    return [lookup(label, rows, record["case"]) for label in labels.split("|")]
+
+
+def cell(row: Mapping[str, Any], column: str) -> str:
+    """Return the cell of a column KEY[:FORMAT[=HEADING]] in a row, with the interval of its value."""
+    key, _, form = column.partition("=")[0].partition(":")
+    value, interval = row.get(key), row.get(f"{key}_interval")
+    if value is None or isinstance(value, str):
+        return value or "--"
+    return format(value, form) + (f" [{', '.join(format(end, form) for end in interval)}]" if interval else "")
+
+
+def machine(record: Mapping[str, Any]) -> str:
+    """Return the hardware, versions and date of a record."""
+    libraries = ", ".join(f"{name} {record['versions'][name]}" for name in ("torch", "transformers"))
+    return f"{record['hardware']}, {libraries}, {record['date'][:10]}"
+
+
+# ---- kept runs ------------------------------------------------------------------------------------------------------
+
+
+def report_block(words: Sequence[str], check: bool) -> str:
+    """Render what `acgpt report` makes of kept runs: a table, or a figure that is drawn or, if `check`, checked."""
     from acgpt.report.runs import find_runs, read_runs
 
-    name, what, *choices = request
+    name, what, *choices = words
     stem = choices.pop(0) if what == "figure" else what
     dropped = [choice for choice in choices if "=" not in choice]
     all_folders = find_runs([ROOT / "benchmarks" / "results" / name])[0]
     folders = [folder for folder in all_folders if folder.name not in dropped]
     run_names = dict.fromkeys(folder.name for folder in all_folders)
-    if what in ("commands", "rates", "draws", "figure"):
-        for choice in choices:
-            lookup(choice, run_names, name)
-    if what in ("commands", "rates"):
-        return commands(read_runs(folders), what == "rates")
-    if what == "draws":
-        return draws(read_runs(folders)) or sys.exit(f"{name} has no generations: see benchmarks/results/{name}.")
     newest = max(path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*"))
     parts = report_parts(tuple(folders), newest)
     if what == "figure":
+        for choice in choices:
+            lookup(choice, run_names, name)
         figures = {path: (draw, part.captions.get(path, "")) for part in parts for path, draw in part.pictures.items()}
         draw, caption = lookup(stem, figures, name)
         figure = figure_name(draw, ROOT / "docs" / f"{name}-{stem.replace('/', '-')}.png", check)
@@ -81,14 +138,20 @@ def report_block(request: Sequence[str], check: bool) -> str:
         lookup(f"-{column}", columns, f"{stem} of {name}")
         values.setdefault(column, []).append(value)
     for choice in dropped:
-        lookup(choice, {**columns, "-caption": None, "paper": None, **run_names}, name)
+        lookup(
+            choice, {**columns, "-caption": None, "-notes": None, "-command": None, "paper": None, **run_names}, name
+        )
     rows = [row for row in table.select(**values).rows if not (row.paper and "paper" in dropped)]
     if not rows:
         sys.exit(f"{stem} of {name} has no row with {' '.join(choices)}: see benchmarks/results/{name}.")
     shown = tuple(column for key, column in columns.items() if key not in dropped)
     caption = "" if "-caption" in dropped else table.caption
     table = replace(table, rows=tuple(rows), columns=shown, caption=caption)
-    return f"{table.markdown()}\n{table.full_caption}"
+    below = [
+        "" if "-notes" in dropped else table.full_caption.strip(),
+        "" if "-command" in dropped else how_made(read_runs(folders)),
+    ]
+    return "\n\n".join([table.markdown().strip(), *filter(None, below)])
 
 
 @functools.cache
@@ -99,58 +162,19 @@ def report_parts(folders: tuple[Path, ...], newest: int) -> list[Any]:
     return make_report(folders).parts
 
 
-def lookup(key: str, available: dict[str, Any], name: str) -> Any:
-    """Return the entry of this name, or exit with the names that exist."""
-    if key not in available:
-        sys.exit(f"{name} has no {key}: it has {', '.join(available)}.")
-    return available[key]
+def how_made(runs: Iterable[Run]) -> str:
+    """Render the commands of runs, with KEYS for what differs, and their machines."""
+    commands = [without_time_limit(run.results["command"]) for run in runs]
+    common = [word for word in commands[0] if all(word in command for command in commands)]
+    own = any(len(command) > len(common) for command in commands)
+    machines = dict.fromkeys(machine(run.results) for run in runs)
+    return f"`{shlex.join([*common, 'output=runs/RUN', *(['KEYS'] if own else [])])}`, {'; '.join(machines)}."
 
 
 def without_time_limit(command: Sequence[str]) -> list[str]:
-    """Remove --minutes from a command: a run that was stopped and resumed is the same run."""
+    """Remove --minutes and output=… from a command: a run that was stopped and resumed is the same run."""
     limits = {index for i, word in enumerate(command) if word == "--minutes" for index in (i, i + 1)}
-    return [word for i, word in enumerate(command) if i not in limits]
-
-
-def commands(runs: Sequence[Run], rates: bool) -> str:
-    """Render how runs were made: what their commands share once, then their own keys and cost."""
-    words = [
-        [word for word in without_time_limit(run.results["command"]) if not word.startswith("output=")] for run in runs
-    ]
-    common = [word for word in words[0] if all(word in arguments for arguments in words)]
-    rows = []
-    for run, arguments in zip(runs, words, strict=True):
-        keys, results = " ".join(f"`{word}`" for word in arguments if word not in common), run.results
-        rate = [f"{results['tokens_per_second'] / 1000:,.3g} k"] if rates else []
-        rows.append([run.name, keys, f"{results['seconds']:.0f} s", *rate])
-    machines = dict.fromkeys(machine({**run.results["versions"], **run.results}) for run in runs)
-    command = shlex.join([*common, "output=runs/RUN", "KEYS"])
-    columns = ["run", "keys", "time", *(["tokens/s"] if rates else [])]
-    return f"{markdown(columns, rows)}\n\n`{command}`, {'; '.join(machines)}."
-
-
-def draws(runs: Sequence[Run]) -> str:
-    """Render the cost of `acgpt generate`, a row per run and dataset; then its command, with dots for what differs."""
-    rows, words, machines = [], [], {}
-    for run in runs:
-        for index in sorted((run.folder / "generations").glob("*/index.json")):
-            content = json.loads(index.read_text(encoding="utf-8"))
-            modes = [mode for mode in content["modes"].values() if mode]
-            tokens, calls, seconds = (sum(mode[key] for mode in modes) for key in ("tokens", "calls", "seconds"))
-            for mode in modes:
-                record = json.loads((index.parent / mode["file"]).with_suffix(".json").read_text(encoding="utf-8"))
-                machines[machine({**record["versions"], **record, "date": record["date"][:10]})] = None
-                words.append(
-                    [re.sub(rf"^runs/{re.escape(run.name)}/", "runs/RUN/", word) for word in record["command"]]
-                )
-            if modes:
-                cost = [f"{tokens:,}", f"{calls:,}", f"{seconds:,.0f} s", f"{tokens / seconds:,.0f}"]
-                rows.append([run.name, f"{content['set']['r_max']:g}", f"{modes[0]['texts']} × {len(modes)}", *cost])
-    if not rows:
-        return ""
-    shown = [word if all(word in command for command in words) else "…" for word in words[0]]
-    columns = ["run", "r_max", "texts × modes", "tokens drawn", "calls of the model", "time", "tokens/s"]
-    return f"{markdown(columns, rows)}\n\n`{' '.join(shown)}`, {'; '.join(machines)}."
+    return [word for i, word in enumerate(command) if i not in limits and not word.startswith("output=")]
 
 
 def figure_name(draw: Any, path: Path, check: bool) -> str:
@@ -169,42 +193,38 @@ def figure_name(draw: Any, path: Path, check: bool) -> str:
     return path.name
 
 
+# ---- pages ----------------------------------------------------------------------------------------------------------
+
+
+def lookup(key: str, available: Mapping[str, Any], name: str) -> Any:
+    """Return the entry of this name, or exit with the names that exist."""
+    if key not in available:
+        sys.exit(f"{name} has no {key}: it has {', '.join(available)}.")
+    return available[key]
+
+
 def rendered(page: str, check: bool = False) -> str:
     """Return the page with every table rewritten, and draw its figures, or only check them."""
 
-    def table(match: re.Match[str]) -> str:
-        name = match[1]
-        record = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
-        body = TABLES[record["benchmark"]](record)
-        return f"<!-- table {name} -->\n{body}\n\n{provenance(record)}\n<!-- end -->"
+    def block(match: re.Match[str]) -> str:
+        words = shlex.split(match[2])
+        body = table_block(words) if match[1] == "table" else report_block(words, check)
+        return f"<!-- {match[1]} {match[2]} -->\n{body}\n<!-- end -->"
 
-    def report(match: re.Match[str]) -> str:
-        return f"<!-- report {match[1]} -->\n{report_block(shlex.split(match[1]), check)}\n<!-- end -->"
-
-    def figure(match: re.Match[str]) -> str:
-        name, alternative = match[1], match[2]
-        record = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
-        function, part = figures.DRAWN[record["benchmark"]]
-        draw = functools.partial(function, json.dumps(record if part is None else record[part]))
-        path = figure_name(draw, ROOT / "docs" / f"{name}.png", check)
-        return f"<!-- figure {name} {alternative} -->\n![{alternative}]({path})\n<!-- end -->"
-
-    page = re.sub(r"<!-- figure (\S+) (.+?) -->.*?<!-- end -->", figure, page, flags=re.DOTALL)
-    page = re.sub(r"<!-- table (\S+) -->.*?<!-- end -->", table, page, flags=re.DOTALL)
-    return re.sub(r"<!-- report (.+?) -->.*?<!-- end -->", report, page, flags=re.DOTALL)
+    return MARKER.sub(block, page)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     check = parser.parse_args().check
-    for page in PAGES:
+    for page in sorted((ROOT / "docs").rglob("*.md")):
         before = page.read_text(encoding="utf-8")
         after = rendered(before, check)
-        if not check:
-            page.write_text(after, encoding="utf-8")
-        elif before != after:
+        if check and before != after:
             sys.exit(f"{page.name} is out of date: run python benchmarks/render.py")
+        if before != after:
+            page.write_text(after, encoding="utf-8")
 
 
 if __name__ == "__main__":

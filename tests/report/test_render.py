@@ -18,13 +18,6 @@ NOTHING = (None,) * 5
 
 
 @pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The tables of result files."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("result_tables")
-
-
-@pytest.fixture
 def render(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The program, in a temporary repository."""
     monkeypatch.syspath_prepend(BENCHMARKS)
@@ -80,47 +73,30 @@ def test_a_table_has_the_rows_that_were_chosen_and_its_caption_speaks_of_no_othe
         "test/small asked=9 paper": "test/small of mine has no row with asked=9",
         "test/base": "mine has no test/base: it has validation/small, test/small",
         "test/small colour=9": "has no -colour: it has -from, -r_max",
-        "test/small ac-gtp-0.6": "mine has no ac-gtp-0.6: it has .*-caption, paper, ac-gpt-0.2",
+        "test/small ac-gtp-0.6": "mine has no ac-gtp-0.6: it has .*-command, paper, ac-gpt-0.2",
     }.items():
         with pytest.raises(SystemExit, match=message):
             render.rendered(f"<!-- report mine {wanted} -->\n<!-- end -->")
 
 
-def test_scores_and_what_drawing_took_are_tables_too(render, kept, tmp_path):
+def test_scores_are_tables_too(render, kept, tmp_path):
     corpus = write_corpus(tmp_path / "corpus")
-    run = drawn(kept, corpus, "ac-gpt", 3, {"training": 0.75, "unconditional": 0.5})
-    folder = run / "generations" / "test"
-    took = {"texts": 3, "tokens": 60, "calls": 7, "seconds": 2.0, "hardware": "a CPU", "date": "2026-01-02T03:04"}
-    took |= {"versions": {"torch": "1", "transformers": "2"}}
-    modes = {"infilling": None}
-    for mode in ("training", "unconditional"):
-        command = ["acgpt", "generate", f"runs/{run.name}/model", "data/wiki", "--modes", mode]
-        path = folder / f"{mode}.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | took | {"command": command}))
-        modes[mode] = {"file": f"{mode}.jsonl", **took}
-    (folder / "index.json").write_text(json.dumps({"kind": "index", "set": {"r_max": 0.6}, "modes": modes}))
-    made = table(render.rendered("<!-- report mine small/mauve paper 'scored=whole text' -->\n<!-- end -->"))
+    drawn(kept, corpus, "ac-gpt", 3, {"training": 0.75, "unconditional": 0.5})
+    made = table(render.rendered("<!-- report mine small/mauve paper 'scored=whole text' -command -->\n<!-- end -->"))
     assert [row[:7] for row in made] == [["here", "0.6", "3", "AC-GPT", "wiki", "whole text", "gpt2-large"]]
     assert made[0][7:12] == ["0.500", "--", "0.750", "--", "--"]
-    result = render.rendered("<!-- report mine draws -->\n<!-- end -->")
-    assert table(result) == [["ac-gpt-3", "0.6", "3 × 2", "120", "14", "4 s", "30"]]
-    assert "`acgpt generate runs/RUN/model data/wiki --modes …`, a CPU, torch 1, transformers 2, 2026-01-02." in result
 
 
-def test_what_commands_have_in_common_is_said_once(render, kept):
-    page = render.rendered("<!-- report mine rates mlm-0.6 -->\n<!-- end -->")
-    assert table(page) == [
-        ["ac-gpt-0.2", "`method=ac-gpt`", "12 s", "4 k"],
-        ["ac-gpt-0.6", "`method=ac-gpt`", "12 s", "1 k"],
-        ["gpt-0.6", "`method=gpt`", "12 s", "2 k"],
-    ]
-    assert (
-        "`acgpt train small steps=9 --resume output=runs/RUN KEYS`, a CPU, torch 1, transformers 2, 2026-01-01." in page
+def test_the_command_of_runs_has_what_they_have_in_common(render, kept):
+    page = render.rendered("<!-- report mine test/small -->\n<!-- end -->")
+    made = "`acgpt train small steps=9 --resume output=runs/RUN KEYS`, a CPU, torch 1, transformers 2, 2026-01-01."
+    assert page.count("`acgpt train") == 1 and made in page and "Perplexity; lower" in page
+    bare = render.rendered("<!-- report mine test/small -caption -notes -command -->\n<!-- end -->")
+    assert [line for line in bare.splitlines() if line[0] not in "|<"] == []
+    one = "<!-- report mine test/small -notes ac-gpt-0.2 ac-gpt-0.6 mlm-0.6 -->\n<!-- end -->"
+    assert "method=gpt output=runs/RUN`, a CPU" in render.rendered(one).replace(
+        "steps=9 method=gpt --resume", "method=gpt"
     )
-    assert len(table(render.rendered("<!-- report mine commands -->\n<!-- end -->"))[0]) == 3
-    for wrong, words in (("commands ac-gtp-0.6", "mine has no ac-gtp-0.6"), ("draws", "mine has no generations")):
-        with pytest.raises(SystemExit, match=words):
-            render.rendered(f"<!-- report mine {wrong} -->\n<!-- end -->")
 
 
 def test_a_figure_is_drawn_once_and_a_check_sees_that_it_shows_other_numbers(render, kept, tmp_path):
@@ -144,57 +120,71 @@ def test_a_figure_is_drawn_once_and_a_check_sees_that_it_shows_other_numbers(ren
     render.rendered(made, check=True)
 
 
-def test_generating_is_timed_beside_gpt_in_the_same_turn_and_mode(tables):
-    def row(*times: float, **more: object) -> dict:
-        return {
-            "tokens": 9,
-            "calls": 3,
-            "seconds": times[0],
-            "tokens_per_second": 9.0,
-            "outside": 0.1,
-            "times": times,
-            **more,
-        }
-
-    records = {
-        "gpt, training-no-future": row(1.0, 2.0, 3.0, prefill=0.2, model_times=(0.5, 0.5, 0.5)),
-        "ac-gpt, training": row(1.5, 2.25, 4.0, prefill=0.3, keys=0.25, reading=0.26, model_times=(0.75, 0.75, 1.0)),
-        "mlm, unconditional": row(5.0, 5.0, 5.0, model_times=(5.0, 5.0, 5.0)),
-    }
-    columns, (gpt, ours, other) = tables.generation_table(records)
-    assert columns[4:9] == ["prefill", "keys", "reading", "tokens/s", "× GPT"]
-    assert columns[9:11] == ["s longer", "in the model"]
-    assert gpt[4:7] == ["0.20", "", ""] and gpt[9:11] == ["", ""]
-    assert ours[4:7] == ["0.30", "0.25", "0.26"] and ours[9:11] == ["+0.50 (+0.25 to +1.00)", "+0.25 (+0.25 to +0.50)"]
-    assert other[4:11] == ["", "", "", "9", "--", "", ""]  # GPT was not timed in this mode
-    for key, left in (("times", {"in the model"}), ("model_times", {"s longer"})):
-        once = {name: {**record, key: record[key][:1]} for name, record in records.items()}
-        assert {"s longer", "in the model"} & set(tables.generation_table(once)[0]) == left
+RECORDS = [
+    {"benchmark": "sampling", "case": "82M, batch 1", "command": "python benchmarks/sampling.py --batch 1", "rows": [
+        {"row": "acgpt", "seconds": 0.5, "rate": 12345.0, "share": 41.25, "share_interval": [38.0, 44.04]},
+        {"row": "generate", "seconds": 2.0, "rate": 3000.0, "note": "compiled", "share": None}]},
+    {"benchmark": "sampling", "case": "82M, batch 8", "command": "python benchmarks/sampling.py --batch 8", "rows": [
+        {"row": "acgpt", "seconds": 0.75}]},
+    {"benchmark": "scoring", "case": "82M, batch 1", "command": "python benchmarks/scoring.py", "rows": [
+        {"row": "one pass", "seconds": 9.0}]},
+]  # fmt: skip
 
 
-def test_what_reads_more_keys_than_gpt_is_set_beside_what_they_take(tables):
-    def row(*times: float, **more: object) -> dict:
-        return {"seconds": times[1], "tokens_per_second": 9 / times[1], "times": times, **more}
+@pytest.fixture
+def written(render: ModuleType, tmp_path: Path) -> Path:
+    """A file of three records."""
+    path = tmp_path / "benchmarks" / "results.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    about = {"hardware": "a CPU", "versions": {"torch": "1", "transformers": "2"}, "date": "2026-01-02"}
+    path.write_text("".join(json.dumps({**record, **about}) + "\n" for record in RECORDS))
+    return path
 
-    records = {
-        "gpt, infilling-no-future": row(1.0, 2.0, 6.0, model_times=(1.0, 1.5, 2.0)),
-        "ac-gpt, infilling": row(2.0, 2.5, 9.0, keys=0.4, reading=0.25, model_times=(1.0, 2.2, 2.7)),
-        "ac-gpt, infilling-no-future": row(1.0, 2.0, 3.0, keys=0.0, model_times=(1.0, 1.0, 1.0)),
-    }
-    columns, rows = tables.keys_table(records)
-    assert columns == ["", "ac-gpt, infilling"]
-    heads, cells = zip(*rows, strict=True)
-    assert cells == (
-        "0.8000", "0.8333", "0.8889", "0.6667", "0.8824",
-        "0.500", "1.000 (0.750 to 2.000)", "1.500", "0.700", "0.400", "0.250",
-    )  # fmt: skip
-    about = [
-        ("medians", "copy", "kernel", "means", "copy"),
-        ("medians", "by turn, med", "by turn, mean", "in the model"),
+
+def test_a_table_has_the_columns_and_rows_of_its_marker(render, written):
+    marker = "<!-- table sampling '82M, batch 1' seconds:.2f 'rate:,.0f=tokens/s' note share:.1f -->"
+    page = render.rendered(f"above\n{marker}\nstale\n<!-- end -->\nbelow")
+    assert table(page) == [
+        ["acgpt", "0.50", "12,345", "--", "41.2 [38.0, 44.0]"],
+        ["generate", "2.00", "3,000", "compiled", "--"],
     ]
-    assert all(word in head for word, head in zip([*about[0], *about[1], "copy, s", "kernel"], heads, strict=True))
-    for key in ("times", "model_times"):
-        once = {name: {**record, key: record[key][:1]} for name, record in records.items()}
-        assert tables.keys_table(once) is None
-    del records["ac-gpt, infilling"]
-    assert tables.keys_table(records) is None
+    assert "|  | seconds | tokens/s | note | share |" in page and "stale" not in page
+    assert (
+        "`python benchmarks/sampling.py --batch 1`, a CPU, torch 1, transformers 2, 2026-01-02.\n<!-- end -->" in page
+    )
+    assert render.rendered(page, check=True) == page
+    chosen = render.rendered(
+        "<!-- table sampling '82M, batch 1' seconds rows=generate|acgpt without=command -->\n<!-- end -->"
+    )
+    assert [row[0] for row in table(chosen)] == ["generate", "acgpt"] and "`" not in chosen
+    both = render.rendered("<!-- table sampling '82M, batch 1|82M, batch 8' seconds rows=acgpt -->\n<!-- end -->")
+    assert table(both) == [["82M, batch 1: acgpt", "0.5"], ["82M, batch 8: acgpt", "0.75"]]
+    assert "--batch 1`, a CPU, torch 1, transformers 2, 2026-01-02; `python" in both
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (
+            "sampling '82M, batch 9' seconds",
+            "benchmark sampling has no 82M, batch 9: it has 82M, batch 1, 82M, batch 8",
+        ),
+        ("training '82M, batch 1' seconds", "benchmark training has no 82M, batch 1"),
+        ("scoring '82M, batch 1' second:.2f", "82M, batch 1 has no second: it has row, seconds"),
+        ("scoring '82M, batch 1' seconds 'rows=two passes'", "82M, batch 1 has no two passes: it has one pass"),
+    ],
+)
+def test_what_a_record_does_not_have_is_named_with_what_it_has(render, written, wanted, message):
+    with pytest.raises(SystemExit, match=message):
+        render.rendered(f"<!-- table {wanted} -->\n<!-- end -->")
+
+
+def test_two_records_of_one_case_are_refused(render, written):
+    written.write_text(written.read_text() * 2)
+    with pytest.raises(SystemExit, match="two records of sampling, 82M, batch 1: remove the older one"):
+        render.rendered("<!-- table sampling '82M, batch 1' seconds -->\n<!-- end -->")
+
+
+def test_tables_of_options_are_left_alone(render):
+    page = "<!-- table acgpt.serving.options.LimitOptions option help -->\nkept\n<!-- end -->"
+    assert render.rendered(page) == page

@@ -4,7 +4,7 @@
      "base_hash": "…", "tokenizer_hash": "…", "lengths": {"file": "length_head.safetensors", "distance": 16}}
 
 Every model trained with acgpt has this file. A model without it is treated as an ordinary causal model, whose
-predictions copies make worse (docs/benchmarks.md says by how much). The same object is stored under `acgpt` in the
+predictions copies make worse (docs/results.md says by how much). The same object is stored under `acgpt` in the
 Hugging Face config of a full model, so that it survives tools that copy only the files they know.
 """
 
