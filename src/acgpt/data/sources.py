@@ -188,7 +188,6 @@ class Hub:
     path: str
     config: str
     splits: tuple[str, ...]
-    files: str  # pattern of the files of a split on the hub
     convention: str
     streaming: bool
     rows: int | None = None  # maximum number of rows to read
@@ -201,7 +200,6 @@ NAMED = {
         "Salesforce/wikitext",
         "wikitext-103-raw-v1",
         splits=("train", "validation", "test"),
-        files="wikitext-103-raw-v1/{split}-*.parquet",
         convention="lines",
         streaming=False,
     ),
@@ -209,7 +207,6 @@ NAMED = {
         "HuggingFaceFW/fineweb",
         "sample-10BT",
         splits=("train",),
-        files="sample/10BT/*.parquet",
         convention="documents",
         streaming=True,
         rows=1_500_000,
@@ -264,25 +261,19 @@ class HubSplit:
         except InputError:
             raise
         except Exception as error:  # datasets, huggingface_hub, the network and pyarrow have no common error
-            raise unreachable(self.title, hub, error) from error
+            raise unreachable(hub, error) from error
 
 
 Part = File | HubSplit  # read from beginning to end
 
 
-def unreachable(title: str, hub: Hub, error: Exception) -> InputError:
+def unreachable(hub: Hub, error: Exception) -> InputError:
     """Return the error for a dataset that cannot be read from the hub, with other ways to get it."""
-    files = {split: hub.files.format(split=split) for split in hub.splits}
-    include = " ".join(f"--include '{pattern}'" for pattern in files.values())
-    sources = " ".join(f"{split}='DIR/{pattern}'" for split, pattern in files.items())
-    options = f"--convention {hub.convention}"
-    options += f" --limit {hub.rows}" * bool(hub.rows) + f" --validation {hub.validation}" * bool(hub.validation)
     return InputError(
         f"cannot read {hub.path} from the Hugging Face hub: {type(error).__name__}: {error}\n"
         "Check the connection; the same command resumes where it stopped. With HF_HUB_OFFLINE=1 in the environment, "
-        "the Hugging Face cache of this machine is used. Or download the files on another machine:\n"
-        f"  hf download --repo-type dataset {hub.path} {include} --local-dir DIR\n"
-        f"and use them as sources: acgpt prepare {sources} {options} … (instead of {title})"
+        "the Hugging Face cache of this machine is used. Or download the files on another machine (hf download "
+        f"--repo-type dataset {hub.path}), and use them as sources, as in docs/how-to/prepare.md."
     )
 
 
@@ -305,7 +296,7 @@ def resolve(sources: Sequence[str], revisions: Mapping[str, str], limit: int | N
         if hub := NAMED.get(name):
             if split is not None and split not in hub.splits:
                 raise InputError(f"{name} has no split {split!r}; its splits: {', '.join(hub.splits)}.")
-            revision = revisions.get(hub.path) or latest(name, hub)
+            revision = revisions.get(hub.path) or latest(hub)
             selected = [known for known in hub.splits if split in (None, known)]
             limits = {known: limit if known == "train" and limit is not None else hub.rows for known in selected}
             parts += [HubSplit(known, name, hub, revision, limits[known]) for known in selected]
@@ -322,7 +313,7 @@ def resolve(sources: Sequence[str], revisions: Mapping[str, str], limit: int | N
     return parts
 
 
-def latest(title: str, hub: Hub) -> str:
+def latest(hub: Hub) -> str:
     """Return the newest revision of a dataset; offline "main", which is the revision in the cache."""
     optional("datasets", "datasets from the hub")  # checked before the network, which may be slow
     import huggingface_hub
@@ -332,7 +323,7 @@ def latest(title: str, hub: Hub) -> str:
     try:
         return str(huggingface_hub.dataset_info(hub.path).sha)
     except Exception as error:  # the network and the hub have no common error
-        raise unreachable(title, hub, error) from error
+        raise unreachable(hub, error) from error
 
 
 def files(name: str) -> list[Path]:
