@@ -10,7 +10,6 @@ tokenises, `acgpt.data.shards` writes.
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -198,32 +197,17 @@ def known_revisions(previous: dict[str, Any] | None) -> dict[str, str]:
 
 
 def differences(existing: dict[str, Any], requested: dict[str, Any]) -> list[str]:
-    """Describe how a request differs from the one that an existing folder was made with."""
+    """Return the keys in which a request differs from the one that an existing folder was made with, with values."""
 
-    def contents(recipe: dict[str, Any]) -> dict[str, str]:
-        sources = {
-            json.dumps({key: value for key, value in source.items() if key != "name"}): source
-            for source in recipe["sources"]
-        }
-        return {content: f"{source['split']}={source['name']}" for content, source in sources.items()}
+    def contents(recipe: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{key: value for key, value in source.items() if key != "name"} for source in recipe["sources"]]
 
     differing = [
         key if key == "tokenizer" else f"{key} (was {existing.get(key)!r}, now {requested.get(key)!r})"
         for key in {**requested, **existing}
         if key != "sources" and existing.get(key) != requested.get(key)
     ]
-    old, new = contents(existing), contents(requested)
-    if list(old) != list(new):
-        before = [name for content, name in old.items() if content not in new]
-        after = [name for content, name in new.items() if content not in old]
-        changes = {
-            "changed": [name for name in before if name in after],
-            "removed": [name for name in before if name not in after],
-            "added": [name for name in after if name not in before],
-        }
-        listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in changes.items() if names)
-        differing.append(f"sources ({listed or 'another order'})")
-    return differing
+    return differing + ["sources"] * (contents(existing) != contents(requested))
 
 
 def other_request(folder: Path, finished: bool, differing: Sequence[str]) -> InputError:
