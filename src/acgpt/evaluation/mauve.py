@@ -7,13 +7,9 @@ computed. Its k-means has a random initialisation: a score is the mean over seve
 from __future__ import annotations
 
 import importlib
-import os
 import statistics
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from acgpt.errors import InputError
@@ -32,7 +28,6 @@ SETTINGS = {
 }
 MIN_TEXTS = 10  # least number of texts on either side: there are a tenth as many clusters
 FEW = 100  # with fewer texts, the score is mostly noise
-CLUSTER_WARNING = b"WARNING clustering "
 
 
 def package(otherwise: str = "`no_mauve` computes everything else.") -> Any:
@@ -69,10 +64,8 @@ def scores(generated: np.ndarray, reference: np.ndarray, seeds: Sequence[int]) -
     """
     check_counts(len(generated), len(reference))
     compute = package().compute_mauve
-    results = []
-    for seed in seeds:
-        with no_cluster_warning():
-            results.append(compute(p_features=generated, q_features=reference, seed=seed, device_id=-1, **SETTINGS))
+    features = {"p_features": generated, "q_features": reference}
+    results = [compute(**features, seed=seed, device_id=-1, **SETTINGS) for seed in seeds]
     values = [float(result.mauve) for result in results]
     return {
         "mean": statistics.fmean(values),
@@ -96,22 +89,3 @@ def check_counts(generated: int, reference: int) -> None:
     for name, count, remedy in (("generated texts", generated, more), ("reference texts", reference, other)):
         if count < MIN_TEXTS:
             raise InputError(f"there are {count} {name}, but MAUVE needs at least {MIN_TEXTS}: {remedy}.")
-
-
-@contextmanager
-def no_cluster_warning() -> Iterator[None]:
-    """Remove the warning about few texts per cluster from stderr. Faiss writes it without using Python's stderr."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with TemporaryFile() as written:
-        try:
-            os.dup2(written.fileno(), 2)
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(saved, 2)
-            os.close(saved)
-            written.seek(0)
-            for line in written:
-                if CLUSTER_WARNING not in line:
-                    os.write(2, line)
