@@ -257,9 +257,6 @@ def test_a_recipe_that_is_not_there_is_answered_with_those_that_are():
     [
         ("stpes", "did you mean 'steps'"),
         ("weightdecay", "did you mean 'weight_decay'"),
-        ("learning_rate", "use 'lr'"),
-        ("batch_size", "use 'batch'"),
-        ("r_max", "use 'conditioning.r_max'"),
         ("zzz", "known are attention_dropout, base"),
     ],
 )

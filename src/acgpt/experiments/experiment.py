@@ -44,13 +44,11 @@ from acgpt.experiments.options import ExperimentOptions
 from acgpt.methods import method_of, split_option
 from acgpt.query.conditioning import Conditioning, check_keys
 from acgpt.query.modes import MODES, modes_named
-from acgpt.training.recipe import FOREIGN_KEYS, Loader, Recipe, checked, key_types, load_recipe, read_change, read_yaml
+from acgpt.training.recipe import Loader, Recipe, checked, key_types, load_recipe, read_change, read_yaml
 
 BUILT_IN = Path(__file__).parent / "builtin"
 LOGS, LOCKS = "logs", "locks"
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
-# Names that users may give to an axis of the grid, with the recipe key that is meant.
-AXES = FOREIGN_KEYS | {"methods": "method", "sizes": "model", "size": "model", "models": "model", "seeds": "seed"}
 
 
 @documented
@@ -536,8 +534,6 @@ def check_axes(keys: Any, known: tuple[str, ...], where: str) -> None:
     if not isinstance(keys, Mapping):
         raise InputError(f"{where} must be a mapping of recipe keys, not {keys!r}.")
     for key in keys:
-        if key in AXES:
-            raise InputError(f"{where} has no key {key!r}: use {AXES[key]!r}.")
         check_keys({str(key).partition(".")[0]: None}, known, where)
         if key == "output":
             raise InputError(f"{where} cannot set output: every cell gets a subfolder of the experiment's output.")

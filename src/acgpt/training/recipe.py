@@ -520,23 +520,11 @@ class Loader(yaml.SafeLoader):
 
 def make(content: Mapping[str, Any], source: str) -> Recipe:
     """Make a recipe from its keys and values; `source` is its name for errors."""
-    for key in content:
-        if key in FOREIGN_KEYS:
-            raise InputError(f"{source} has no key {key!r}: use {FOREIGN_KEYS[key]!r}.")
     check_keys(content, tuple(key.name for key in fields(Recipe)), source)
     try:
         return Recipe(**content)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
-
-
-# Names of other programs for recipe keys.
-FOREIGN_KEYS = {
-    "learning_rate": "lr", "batch_size": "batch", "per_device_train_batch_size": "micro_batch", "max_steps": "steps",
-    "num_train_epochs": "epochs", "warmup_steps": "warmup", "max_grad_norm": "clip", "lr_scheduler_type": "schedule",
-    "output_dir": "output", "context": "length", "num_workers": "workers", "save_total_limit": "keep", "r_max":
-    "conditioning.r_max",
-}  # fmt: skip
 
 
 def read_change(change: str) -> tuple[str, Any]:
