@@ -23,7 +23,6 @@ from common import machine, report
 from result_tables import gap_rows
 
 import acgpt
-from acgpt.cli.demo_table import only_adapter
 from acgpt.data.corpus import Corpus
 from acgpt.models.adapters import Choice
 from acgpt.models.metadata import tokenizer_hash
@@ -123,7 +122,7 @@ def contest(
     """
     fills: dict[str, list[acgpt.Query]] = {"true": texts}
     blanks = [acgpt.Query([t if g else None for t, g in zip(q.tokens, q.given, strict=True)], q.given) for q in texts]
-    models: dict[str, Choice] = {"unadapted": False} | ({"adapted": only_adapter(lm)} if lm.adapters else {})
+    models: dict[str, Choice] = {"unadapted": False} | ({"adapted": next(iter(lm.adapters))} if lm.adapters else {})
     for name, adapter in models.items():
         for direction, future in (("past", False), ("future", True)):
             samples = lm.sample(blanks, seed=seed, future=future, adapter=adapter, **sampling)

@@ -1,26 +1,21 @@
-"""Gain from the future: the demo's texts and table, and the programs that measure it on held-out text."""
+"""Gain from the future: the programs that measure it on held-out text."""
 
 from __future__ import annotations
 
-import ast
 import importlib
 import json
-import math
 
 import numpy as np
 import programs
 import pytest
 import torch
-from models import expected_log_probs, tiny_model, tiny_tokenizer
+from models import tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 import acgpt
 from acgpt import LanguageModel, Metadata
-from acgpt.cli.demo_table import demo_texts, print_worth, worth
 from acgpt.data.corpus import Corpus
 from acgpt.data.prepare import prepare
-from acgpt.display.show import Page
-from acgpt.query.template import parse, rendered
 
 peft = pytest.importorskip("peft")
 
@@ -66,50 +61,6 @@ def corpus(tmp_path_factory):
     sources = [f"{split}={folder / split}.jsonl" for split in ("validation", "code")]
     prepare(sources, folder / "made", tokenizer=str(folder / "tokenizer"), workers=1)
     return folder / "made"
-
-
-# ---- the demo -------------------------------------------------------------------------------------------------------
-
-
-def test_every_text_of_the_demo_has_one_gap_and_something_after_it(smollm2):
-    from acgpt.query.text import encode
-
-    texts = demo_texts()
-    assert list(texts) == ["prose", "code"] and all(len(kind) == 6 for kind in texts.values())
-    for template in (template for kind in texts.values() for template in kind):
-        query = encode(parse(template), smollm2, template).query
-        assert len(query.blanks) == 1 and query.needs_future, template
-        assert len(query) < 100
-
-
-def test_the_code_of_the_demo_is_python():
-    for template in demo_texts()["code"]:
-        ast.parse(rendered(parse(template)))
-
-
-def test_what_the_future_is_worth_is_exp_of_the_mean_over_all_asked_tokens(adapted):
-    base, adapter = adapted
-    texts = {"cats": ["The {{cat}} sat on the mat.", "A {{cat and a dog}} saw."], "capitals": ["{{Italy}} is Rome."]}
-    lm = acgpt.load(base, adapter, dtype="float64")
-    result = worth(lm, texts)
-    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64)
-    merged = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64), adapter)
-    for name, network in (("unadapted", plain), ("adapted", merged.merge_and_unload())):
-        for kind, templates in texts.items():
-            for future in (False, True):
-                scores = torch.cat([expected_log_probs(network, lm.query(t), future=future) for t in templates])
-                perplexity = result[name][kind].future if future else result[name][kind].past
-                assert perplexity == pytest.approx(math.exp(-scores.mean()), rel=1e-6), (name, kind, future)
-            assert result[name][kind].tokens == len(scores)
-    assert len({w.future for kinds in result.values() for w in kinds.values()}) == 4
-
-
-def test_the_table_has_a_row_a_model(adapted, capsys):
-    base, adapter = adapted
-    print_worth(Page(), worth(acgpt.load(base, adapter), {"prose": ["The {{cat}} sat."]}))
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if line.strip()] == ["perplexity", "unadapted", "adapted"]
-    assert list(worth(acgpt.load(base), {"prose": ["The {{cat}} sat."]})) == ["unadapted"]
 
 
 # ---- gaps -----------------------------------------------------------------------------------------------------------
