@@ -144,6 +144,8 @@ def report_block(words: Sequence[str], check: bool) -> str:
     rows = [row for row in table.select(**values).rows if not (row.paper and "paper" in dropped)]
     if not rows:
         sys.exit(f"{stem} of {name} has no row with {' '.join(choices)}: see benchmarks/results/{name}.")
+    if "-notes" in dropped:
+        rows = [replace(row, note="") for row in rows]
     shown = tuple(column for key, column in columns.items() if key not in dropped)
     caption = "" if "-caption" in dropped else table.caption
     table = replace(table, rows=tuple(rows), columns=shown, caption=caption)
