@@ -358,7 +358,10 @@ def with_their_ends(lm, template, choices):
 def test_draws_of_a_gap_that_ends_the_text_have_the_probability_of_the_fill_and_its_end(lm):
     template, count = "x.y.{{_1-2:[ab]*}}", 200
     expected = with_their_ends(lm, template, lm.tokenizer.convert_tokens_to_ids(["a", "b", "ab"]))
-    shares = frequencies(lm.sample(template, count, seed=3))
+    samples = lm.sample(template, count, seed=3)
+    assert {len(sample.tokens) for sample in samples} == {1, 2}
+    assert all(sample.lengths == (len(sample.tokens),) for sample in samples)  # also of those that ended by themselves
+    shares = frequencies(samples)
     assert set(shares) <= set(expected)
     assert sum(abs(shares.get(fill, 0) - p) for fill, p in expected.items()) / 2 < 0.17  # 0.5 without the end
 
