@@ -293,6 +293,18 @@ def test_weighted_candidates_have_the_probability_of_the_fill_given_its_context(
         assert weight - seen[first] == exactly(expected)
 
 
+def test_a_fill_is_read_from_the_first_token_that_was_drawn_on(lm):
+    """Also from a blank before the gap: fills differ in its tokens, too."""
+    filler = filler_of(lm, "ab.{{_2}}.x{{_}}y.")
+    (drawn,) = lm._executor.run([filler.draw(filler.gapped, filler.constraints, [((2,), 0), ((2,), 1)], greedy=False)])
+    lm._executor.run([filler.score(filler.gapped, drawn)])
+    for candidate in drawn:
+        start = candidate.query.asked_positions[0] - 1
+        known = Query(candidate.tokens, [i < start for i in range(len(candidate.tokens))])
+        assert start < filler.gapped.regions[0].at - 1
+        assert candidate.log_text == exactly(lm.log_prob(known, future=False).log_prob)
+
+
 def test_samples_have_the_probability_of_the_fill_given_its_context(lm, exact_target):
     """Monte Carlo: events deviate by at most 4 standard errors of importance resampling."""
     candidates, log_q, _, target = exact_target
