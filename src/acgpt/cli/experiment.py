@@ -129,7 +129,7 @@ def show_all(output: str, cells: Sequence[Cell], states: Mapping[str, State], he
         emit({"output": output, **totals, "cells": entries})
         return
     page = Page()
-    page.table(table_of([(cell, states[cell.name]) for cell in cells]), spare=("left", "trained", "loss"))
+    page.table(table_of([(cell, states[cell.name]) for cell in cells]))
     for cell in cells:
         if error := states[cell.name].error:
             page.note(printable(f"\n{cell.name}: {error}\n  {cell.log}"), "red")

@@ -78,7 +78,7 @@ def print_report(made: Report, output: Path) -> None:
     for part in made.parts:
         for table in part.tables.values():
             page.note(printable(table.title), "bold")
-            page.table(table.terminal(), spare=table.spare, hint="a wider one, report.html and --json show them")
+            page.table(table.terminal())
             own = {row.note for row in table.rows if not row.paper}
             for text, number in table.notes.items():
                 if text in own:

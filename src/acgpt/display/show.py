@@ -98,9 +98,9 @@ class Page(Console):
         """Print a line of text in a style."""
         self.print(Text(text, style), soft_wrap=True)
 
-    def table(self, table: Table, *, spare: Sequence[str] = (), hint: str = "") -> None:
+    def table(self, table: Table) -> None:
         """Print a table so that all of it can be read, see `print_table`."""
-        print_table(self, table, spare=spare, hint=hint)
+        print_table(self, table)
 
     @property
     def plain(self) -> bool:

@@ -1,10 +1,9 @@
 """Tables on a terminal, in Markdown and in LaTeX.
 
-On a terminal nothing is truncated, and columns that are left out are named:
+On a terminal nothing is truncated:
 
     wide enough, or no terminal    the table as it is
     narrower                       headings and text wrapped
-    narrower still                 without spare columns; a line below names them and how to see them
     too narrow for that            a block per row, a line per column
 
 Rich would truncate cells that do not fit.
@@ -112,34 +111,28 @@ def terminal_table(headings: Iterable[str], numbers: Iterable[bool] | None = Non
     return table
 
 
-def print_table(page: Console, table: Table, *, spare: Sequence[str] = (), hint: str = "") -> None:
+def print_table(page: Console, table: Table) -> None:
     """Print a table without truncation.
 
     Args:
         page: The console. Its width matters only on a terminal.
         table: A table without a box. Left-aligned columns are wrapped unless they are `no_wrap`.
-        spare: Headings of columns that may be left out, in that order.
-        hint: Where to see them.
     """
     if not page.file.isatty():  # in a pipe, colours or not
-        width, page.width = page.width, max(page.width, width_of(table))
-        page.print(fitted(table, set()))
+        width, page.width = page.width, max(page.width, width_of(map(widest, table.columns)))
+        page.print(table)
         page.width = width
         return
-    headings = [plain(column.header) for column in table.columns]
-    left_out: list[str] = []
-    for name in (None, *(name for name in spare if name in headings)):
-        left_out += [] if name is None else [name]
-        if width_of(table) <= page.width and not left_out:
-            page.print(fitted(table, set()))
-            return
-        if narrowest(table, set(left_out)) <= page.width:
-            page.print(fitted(table, set(left_out), narrow=True))
-            if left_out:
-                words = f"left out, for the terminal is {page.width} columns wide: {', '.join(left_out)}"
-                page.print(Text(f"{words}; {hint or 'a wider one shows them'}.", "dim"), soft_wrap=True)
-            return
-    print_stacked(page, table)
+    if width_of(map(least, table.columns)) > page.width:
+        print_stacked(page, table)
+        return
+    if width_of(map(widest, table.columns)) > page.width:
+        for column in table.columns:
+            column.min_width, column.overflow, column.no_wrap = least(column), "fold", not folds(column)
+            if column.no_wrap:
+                lines = wrap(plain(column.header), max(1, column.min_width), break_long_words=False)
+                column.header = "\n".join(lines)
+    page.print(table)
 
 
 def plain(cell: object) -> str:
@@ -162,10 +155,15 @@ def folds(column: Column) -> bool:
     return column.justify == "left" and not column.no_wrap
 
 
-def width_of(table: Table) -> int:
-    """Return the width of the table without wrapping."""
-    widths = [max(map(across, [plain(column.header), *cells_of(column)])) for column in table.columns]
+def width_of(columns: Iterable[int]) -> int:
+    """Return the width of a table whose columns have these widths."""
+    widths = list(columns)
     return sum(widths) + GAP * (len(widths) - 1)
+
+
+def widest(column: Column) -> int:
+    """Return the width of a column without wrapping."""
+    return max(map(across, [plain(column.header), *cells_of(column)]))
 
 
 def least(column: Column) -> int:
@@ -173,33 +171,6 @@ def least(column: Column) -> int:
     widest = max(map(across, cells_of(column)), default=0)
     heading = max(map(cell_len, plain(column.header).split()), default=0)
     return max(heading, min(widest, LEAST) if folds(column) else widest)
-
-
-def narrowest(table: Table, left_out: set[str]) -> int:
-    """Return the minimum width of the table without some columns."""
-    widths = [least(column) for column in table.columns if plain(column.header) not in left_out]
-    return sum(widths) + GAP * (len(widths) - 1)
-
-
-def fitted(table: Table, left_out: set[str], narrow: bool = False) -> Table:
-    """Return the table without some columns and without truncation; if `narrow`, headings are wrapped."""
-    result = Table(
-        box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style=table.header_style, show_header=table.show_header
-    )
-    kept = [column for column in table.columns if plain(column.header) not in left_out]
-    for column in kept:
-        header, room = plain(column.header), least(column)
-        result.add_column(
-            "\n".join(wrap(header, max(1, room), break_long_words=False)) if narrow and not folds(column) else header,
-            justify=column.justify,
-            no_wrap=not folds(column),
-            overflow="fold",
-            min_width=room if narrow else None,
-            style=column.style,
-        )
-    for number, row in enumerate(table.rows):
-        result.add_row(*(list(column.cells)[number] for column in kept), style=row.style, end_section=row.end_section)
-    return result
 
 
 def print_stacked(page: Console, table: Table) -> None:

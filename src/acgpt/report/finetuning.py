@@ -44,17 +44,17 @@ PAPER = Path(__file__).parent / "paper" / "finetuning.json"
 RUN_COLUMNS = (
     Column("run", "run"),
     Column("backbone", "backbone"),
-    Column("adapter", "adapter", spare=1),
-    Column("corpus", "corpus", spare=1),
+    Column("adapter", "adapter", spare=True),
+    Column("corpus", "corpus", spare=True),
     Column("r_max", "r_max", r"$r_{\max}$", "g"),
     Column("mix", "mix", form="g"),
 )
-SET = Column("set", "set", spare=1)
+SET = Column("set", "set", spare=True)
 PERPLEXITIES = (
     RUN_COLUMNS[0],
-    Column("method", "method", spare=2),
+    Column("method", "method", spare=True),
     *RUN_COLUMNS[1:],
-    Column("texts", "texts read", form=",", spare=1),
+    Column("texts", "texts read", form=",", spare=True),
     Column("unconditional", "unconditional", form=".2f", best=min),
     Column("infilling", "infilling", form=".2f", best=min),
     Column("training", "training", form=".2f", best=min),
@@ -67,7 +67,7 @@ ADVANTAGE_COLUMNS = (
     Column("unconditional", "UC adv", form="+z.2f%", interval=True),
     Column("infilling", "Inf adv", form="+z.2f%", interval=True),
     Column("training", "TD adv", form="+z.2f%", interval=True),
-    Column("twin", "over", spare=2),
+    Column("twin", "over", spare=True),
     SET,
 )
 SWEEP = (

@@ -60,18 +60,18 @@ METHOD_KEYS = frozenset({"method", "conditioning", "loss", "target_positions"})
 COLUMNS = (
     Column("from", "from", terminal=False),
     Column("r_max", "r_max", r"$r_{\max}$", "g"),
-    Column("asked", "asked", form=",", spare=1),
+    Column("asked", "asked", form=",", spare=True),
     Column("method", "method"),
-    Column("corpus", "corpus", spare=1),
-    Column("texts", "texts read", form=",", spare=1),
+    Column("corpus", "corpus", spare=True),
+    Column("texts", "texts read", form=",", spare=True),
     Column("unconditional", "unconditional", form=".2f", best=min, spread=True),
     Column("infilling", "infilling", form=".2f", best=min, spread=True),
     Column("training", "training", form=".2f", best=min, spread=True),
     Column("infilling-no-future", "infilling no future", form=".2f", best=min, spread=True),
     Column("training-no-future", "training no future", form=".2f", best=min, spread=True),
-    Column("chance", "95 % ±", form=".1f%", spare=2),
-    Column("seeds", "seeds", form="d", spare=1),
-    Column("set", "set", spare=1),
+    Column("chance", "95 % ±", form=".1f%", terminal=False),
+    Column("seeds", "seeds", form="d", spare=True),
+    Column("set", "set", spare=True),
 )
 CAPTION = (
     "Perplexity; lower is better. Mean ± sample standard deviation over training seeds; a single seed has no "

@@ -49,19 +49,19 @@ UNKNOWN_RUNS = "models"  # stands for the size, in file names and JSON, of model
 MAUVE = (
     Column("from", "from", terminal=False),
     Column("r_max", "r_max", r"$r_{\max}$", "g"),
-    Column("asked", "texts", form=",", spare=1),
+    Column("asked", "texts", form=",", spare=True),
     Column("method", "method"),
-    Column("corpus", "corpus", spare=1),
+    Column("corpus", "corpus", spare=True),
     Column("scored", "scored"),
-    Column("features", "features", spare=1),
+    Column("features", "features", spare=True),
     *(Column(mode, mode.replace("-", " ", 1).replace("-", " "), form=".3f", best=max, spread=True) for mode in MODES),
-    Column("noise", "k-means ±", form=".3f", spare=2),
-    Column("seeds", "seeds", form="d", spare=1),
-    Column("set", "set", spare=1),
+    Column("noise", "k-means ±", form=".3f", terminal=False),
+    Column("seeds", "seeds", form="d", spare=True),
+    Column("set", "set", spare=True),
 )
 COMPANIONS = (
     Column("r_max", "r_max", r"$r_{\max}$", "g"),
-    Column("asked", "texts", form=",", spare=1),
+    Column("asked", "texts", form=",", spare=True),
     Column("mode", "mode"),
     Column("method", "method"),
     *(Column(f"distinct_{n}", f"distinct-{n} %", form=".1f", spread=True) for n in (1, 2, 3)),
@@ -69,8 +69,8 @@ COMPANIONS = (
     Column("loops", "loops %", form=".1f", spread=True),
     Column("own", "own ppl", form=",.2f", spread=True),
     Column("judged", "judge's ppl", form=",.2f", spread=True),
-    Column("seeds", "seeds", form="d", spare=1),
-    Column("set", "set", spare=1),
+    Column("seeds", "seeds", form="d", spare=True),
+    Column("set", "set", spare=True),
 )
 CAPTION = (
     "MAUVE; higher is better. Mean ± sample standard deviation over training seeds; a single seed has no deviation. "

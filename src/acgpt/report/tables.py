@@ -97,8 +97,7 @@ class Column:
         form: Format specification of numbers; a trailing % is printed after the number. "" for a column of text.
         best: `min` or `max`: which number is bold.
         terminal: Whether it is useful in the terminal, where the paper's rows are not shown.
-        spare: Whether a narrow terminal may drop it. 0: never; 1: if necessary, because it may tell rows apart; 2:
-            first.
+        spare: Whether the terminal shows it only if rows differ in it.
         spread: Whether its cells are `Mean`. CSV has further columns for their parts.
         interval: Whether its cells are `Difference`. CSV has further columns for their intervals, JSON a further key.
     """
@@ -109,7 +108,7 @@ class Column:
     form: str = ""
     best: Callable[[Iterable[float]], float] | None = None
     terminal: bool = True
-    spare: int = 0
+    spare: bool = False
     spread: bool = False
     interval: bool = False
 
@@ -407,22 +406,15 @@ class Table:
             records.append(record | {"note": row.note})
         return records
 
-    @property
-    def spare(self) -> list[str]:
-        """Titles of the columns that a narrow terminal may drop, in the order of dropping."""
-        rows = [row for row in self.rows if not row.paper]
-
-        def priority(column: Column) -> tuple[int, bool]:
-            return -column.spare, len({self.text(row, column) for row in rows}) > 1
-
-        spare = [column for column in self.columns if column.terminal and column.spare]
-        return [column.title for column in sorted(reversed(spare), key=priority)]
-
     def terminal(self) -> RichTable:
         """Render the table for the terminal, without the paper's rows; notes are numbered as in the other forms."""
         from rich.text import Text
 
-        columns = [column for column in self.columns if column.terminal]
+        own = [row for row in self.rows if not row.paper]
+        differing = {column.key for column in self.columns if len({self.text(row, column) for row in own}) > 1}
+        columns = [
+            column for column in self.columns if column.terminal and (not column.spare or column.key in differing)
+        ]
         table = terminal_table([column.title for column in columns], map(is_number, columns))
 
         def cell(row: Row, column: Column) -> Text:
