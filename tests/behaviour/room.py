@@ -26,6 +26,12 @@ class Room:
         text = text.replace(str(self.folder), "<tmp>").replace(acgpt.__version__, "<version>")
         return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
+    def files(self) -> dict[str, bytes]:
+        """Return the contents of all files and the names of all folders, but for what cases damage or write."""
+        own = {self.folder / "changed.yaml", self.folder / "damaged"}
+        paths = [path for path in sorted(self.folder.rglob("*")) if not own & {path, *path.parents}]
+        return {str(path.relative_to(self.folder)): path.read_bytes() if path.is_file() else b"" for path in paths}
+
     def grid(self, **changes: Any) -> Path:
         """Write an experiment with these keys, and return its file."""
         base = {"recipe": str(self.folder / "recipe.yaml"), "output": str(self.folder / "grid")}

@@ -189,6 +189,8 @@ def end_of(case: str, room: Room) -> dict[str, Any]:
 @pytest.mark.parametrize("table", TABLES)
 def test_ends_of_bad_commands(table: str, room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(room.folder)
+    before = room.files()
     ends = {case: end_of(case, room) for case in TABLES[table]}
     assert [case for case, end in ends.items() if end["exit"] == 0] == []
+    assert room.files() == before  # a command that is refused writes nothing
     check(f"commands-{table}", ends)

@@ -325,7 +325,7 @@ CORPORA = [
     "acgpt.prepare(['<tmp>/nowhere.txt'], '<tmp>/new')",
     "acgpt.prepare(['<tmp>/empty'], '<tmp>/new')",
     "acgpt.prepare(['<tmp>/binary.xyz'], '<tmp>/new')",
-    "acgpt.prepare(['<tmp>/blank.txt'], '<tmp>/new', tokenizer='<tmp>/model')",
+    "acgpt.prepare(['<tmp>/blank.txt'], '<tmp>/damaged/new', tokenizer='<tmp>/model')",
     "acgpt.prepare(['<tmp>/notes.txt', '<tmp>/notes.txt'], '<tmp>/new')",
     "acgpt.prepare(['<tmp>/notes.txt'], '<tmp>/model')",
     "acgpt.prepare(['<tmp>/notes.txt'], '<tmp>/notes.txt')",
@@ -401,6 +401,8 @@ def test_errors_of_the_python_api(
     table: str, names: dict[str, Any], room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(room.folder)
+    before = room.files()
     errors = {case: error_of(case, names, room) for case in TABLES[table]}
     assert [case for case, error in errors.items() if error == "no error"] == []
+    assert room.files() == before  # a call that is refused writes nothing
     check(f"python-{table}", errors)
