@@ -6,6 +6,7 @@ import json
 
 import pytest
 from checkpoints import write_adapter, write_model
+from generations import write_generations
 from models import tiny_tokenizer
 from room import Room
 from runs import SMALL, SPECIAL, write_corpus
@@ -19,6 +20,13 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
     write_adapter(folder / "adapter", folder / "model")
     write_corpus(folder / "corpus")
     write_corpus(folder / "no-validation", splits=("train",))
+    other = write_corpus(folder / "other") / "corpus.json"
+    other.write_text(json.dumps(json.loads(other.read_text()) | {"tokenizer_hash": "another"}))
+    for name in ("drawn", "drawn-again"):
+        write_generations(folder / name, folder / "corpus")
+    (folder / "mixed").mkdir()
+    for name in ("a.txt", "b.jsonl"):
+        (folder / "mixed" / name).write_text('{"text": "The cat sat on the mat."}\n')
     (folder / "notes.txt").write_text("The cat sat on the mat.\n")
     (folder / "blank.txt").write_text("\n\n")
     (folder / "latin1.txt").write_bytes("The {{café}} sat.\n".encode("latin1"))

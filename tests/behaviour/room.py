@@ -22,8 +22,9 @@ class Room:
         return text.replace("<tmp>", str(self.folder))
 
     def told(self, text: str) -> str:
-        """Return a message without what differs between machines: the folder and the version."""
-        text = text.replace(str(self.folder), "<tmp>").replace(acgpt.__version__, "<version>")
+        """Return a message without what differs between machines: the folders and the version."""
+        text = text.replace(str(self.folder), "<tmp>").replace(str(Path(acgpt.__file__).parent), "<acgpt>")
+        text = text.replace(acgpt.__version__, "<version>")
         return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
     def files(self) -> dict[str, bytes]:

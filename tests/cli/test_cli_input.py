@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from models import tiny_model, tiny_tokenizer
-from runs import write_corpus
 from typer.testing import CliRunner
 
 from acgpt import LanguageModel
@@ -64,42 +62,8 @@ def test_blank_lines_around_a_template_are_no_error(model, tmp_path):
 # ---- values that are out of range -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--seed", "-1"], "--seed"),
-        (["--top-p", "0"], "--top-p must be above 0 and at most 1, not 0."),
-        (["--top-p", "1.5"], "--top-p must be above 0 and at most 1, not 1.5."),
-        (["--temperature", "inf"], "--temperature must be a finite number, not inf."),
-    ],
-)
-def test_infill_names_the_value_that_is_out_of_range(model, words, message):
-    result = CliRunner().invoke(
-        app, ["infill", "The {{_1}} sat", "--model", str(model), *words], env={"COLUMNS": "200"}
-    )
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
-
-
 @pytest.mark.parametrize("command", ["infill", "generate"])
 def test_the_help_does_not_offer_a_top_p_of_zero(command):
     text = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).stdout
     (line,) = [line for line in text.splitlines() if "--top-p" in line]
     assert "0<=x" not in line and "above 0" in line
-
-
-@pytest.mark.parametrize("name", ["./nowhere", "emptied"])
-def test_a_tokenizer_that_cannot_be_had_names_the_option(tmp_path, monkeypatch, offline, name):
-    monkeypatch.chdir(tmp_path)
-    Path("emptied").mkdir()
-    Path("text.txt").write_text("The cat sat on the mat.\n")
-    result = CliRunner().invoke(app, ["prepare", "text.txt", "--tokenizer", name, "-o", "out"])
-    assert result.exit_code == 2 and "--tokenizer" in result.stderr
-
-
-def test_a_corpus_of_another_tokenizer_names_the_option(model, tmp_path):
-    corpus = write_corpus(tmp_path / "corpus")
-    manifest = json.loads((corpus / "corpus.json").read_text())
-    (corpus / "corpus.json").write_text(json.dumps(manifest | {"tokenizer_hash": "another"}))
-    result = CliRunner().invoke(app, ["evaluate", str(model), str(corpus), "--length", "31", "--device", "cpu"])
-    assert result.exit_code == 2 and "acgpt prepare … --tokenizer MODEL" in result.stderr

@@ -137,34 +137,6 @@ def test_the_picture_in_the_documentation_is_small():
 # ---- mistakes -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("-c", "{r_mx: 0.5}"), "conditioning has no key 'r_mx': did you mean 'r_max'?"),
-        (("-c", "{r_max: 2}"), "r_min and r_max must be numbers"),
-        (("-c", "{r_max: "), "'{r_max: ' is not a mapping such as {r_max: 0.6, empty: 0.1}"),
-        (("-c", "half"), "a mapping such as {r_max: 0.6}, not 'half'"),
-        (("-c", "{empty: 1}", "-o", "sets.txt"), "sets.txt: end the name in a format that can be drawn"),
-        (("--length", "0"), "--length"),
-        (("--rows", "0"), "--rows"),
-        (("--seed", "-1"), "--seed"),
-    ],
-)
-def test_a_mistake_is_one_message_and_code_2(arguments, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert message in run("conditioning", *arguments, code=2).output
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_picture_that_cannot_be_written_is_named_and_ends_with_code_1(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    output = run("conditioning", "-c", "{empty: 1}", "-o", "missing/sets.png", code=1).stderr
-    assert output == (
-        "error: cannot write missing/sets.png: No such file or directory. Create the folder, free some "
-        "space, or choose another path.\n"
-    )
-
-
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = run("conditioning", "-c", "{empty: 1}", "-o", tmp_path / "sets.png", code=2)

@@ -343,14 +343,6 @@ def test_infilling_gives_as_much_as_the_training_distribution_unless_told(cli, c
         assert (drawn == GIVEN).mean(axis=1).max() <= r_max
 
 
-def test_a_call_that_fails_leaves_no_set_behind(cli, corpus, tmp_path):
-    other = write_corpus(tmp_path / "other", tiny_tokenizer(pad_token="<another>"), test=TEXT * 12)
-    for folder, length in ((corpus, "40"), (corpus, "4000"), (other, "30")):
-        cli(folder, length=length, code=2)
-        cli(folder, "--dataset", tmp_path / "mine.safetensors", length=length, code=2)
-        assert not (folder / "evaluation").exists() and not (tmp_path / "mine.safetensors").exists()
-
-
 def test_a_result_that_cannot_be_written_ends_with_code_1(cli, corpus, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -507,38 +499,6 @@ def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch
         update(2000, 2000)
     captured = capsys.readouterr()
     assert captured.err.splitlines() == lines and captured.out == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "CORPUS"),
-        (["{tmp}/nothing"], "not a prepared corpus"),
-        (["{corpus}/corpus.json"], "corpus.json -o FOLDER"),
-        (["--dataset", "{tmp}/nothing.safetensors"], "no evaluation dataset"),
-        (["{corpus}", "--modes", "training,sampling"], "no mode 'sampling'"),
-        (["{corpus}", "--method", "bert"], "no method 'bert'"),
-        (["{corpus}", "--method", "ac-gtp"], "did you mean ac-gpt?"),
-        (["{corpus}", "--split", "dev"], "no split 'dev'"),
-        (["{corpus}", "--length", "40"], "--length 39"),
-        (["{corpus}", "--length", "4000"], "--length"),
-        (["{corpus}", "--conditioning", "{b_mx: 4}"], "did you mean 'b_max'"),
-        (["{corpus}", "--conditioning", "{b_max: "], "not YAML"),
-        (["{corpus}", "--conditioning", "4"], "must be a mapping"),
-        (["{corpus}", "--records", "records.csv"], "safetensors"),
-        (["{corpus}", "-o", "{tmp}"], "cannot write"),
-        (["{corpus}", "-o", "{corpus}/corpus.json/results.json"], "cannot write"),
-        (["{corpus}", "--seed", str(2**32)], "seed"),
-        (["{other}"], "another tokenizer"),
-    ],
-)
-def test_what_the_user_can_mend_ends_with_one_message_and_code_2(cli, corpus, tmp_path, arguments, message):
-    other = write_corpus(tmp_path / "other", tiny_tokenizer(pad_token="<another>"), test=TEXT * 12)
-    places = {"tmp": tmp_path, "corpus": corpus, "other": other}
-    for name, path in places.items():
-        arguments = [argument.replace(f"{{{name}}}", str(path)) for argument in arguments]
-    result = cli(*arguments, length=None if "--length" in arguments else "30", code=2)
-    assert message in result.stderr and result.stdout == ""
 
 
 def test_the_command_is_listed_without_importing_torch():

@@ -43,17 +43,3 @@ def test_no_word_of_the_help_is_cut_at_80_columns(path, command):
         words = [*getattr(option, "opts", ()), *(getattr(option, "help", None) or "").split()]
         missing = [word for word in words if word not in shown and word != option.name]
         assert not missing, f"{option.name}: words that are cut: {missing}"
-
-
-@pytest.mark.parametrize(
-    ("words", "right"),
-    [
-        (["evaluate", "model", "corpus", "--rmax", "0.5"], "--r-max"),
-        (["generate", "model", "corpus", "--quite"], "--quiet"),
-        (["score", "text", "--jsn"], "--json"),
-        (["trian"], "train"),
-    ],
-)
-def test_a_mistyped_option_or_command_is_answered_with_the_right_one(words, right):
-    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
-    assert result.exit_code == 2 and right in result.stderr.split("Error")[1]

@@ -150,31 +150,3 @@ def test_progress_counts_tokens_and_is_silent_without_a_terminal(cli, monkeypatc
 
 
 # ---- mistakes -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["a {{_12-3}} b"], "the range 12-3 has no number in it: write {{_3-12}}."),
-        (["a {{_x}} b"], "{{_ must be followed by"),
-        (["a {{_}} b", "--stop", ""], "--stop must not be empty."),
-        (["a {{_}} b", "--max-tokens", "0"], "--max-tokens"),
-        (["a {{_}} b", "--best-of", "0"], "--best-of"),
-        (["a {{_}} b {{c|d}}"], "alternatives can be ranked"),
-        (["a {{_500-600}} b"], "tokens"),
-        (["cat " * POSITIONS + "{{_}} b"], f"the model has {POSITIONS} positions"),
-        ([""], "nothing is asked"),
-        (["no slot"], "nothing is asked"),
-        (["{{?3}} unknown only"], "nothing is asked"),
-    ],
-)
-def test_a_mistake_ends_with_code_2_and_says_what_it_is(cli, arguments, message):
-    result = cli(*arguments, code=2)
-    assert message in result.stderr
-    assert result.stdout == ""
-
-
-@pytest.mark.parametrize(("command", "message"), [("score", "a gap"), ("rank", "alternatives"), ("show", "a gap")])
-def test_other_commands_refuse_a_gap(cli, command, message):
-    result = cli(GAP, command=command, code=2)
-    assert message in result.stderr and result.stdout == ""

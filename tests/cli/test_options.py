@@ -11,7 +11,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from acgpt.cli import main
 from acgpt.cli.ui import with_options
 from acgpt.common.options import Options, for_command_line, keywords, option, split_keywords
 from acgpt.errors import InputError
@@ -110,14 +109,3 @@ def test_a_function_that_takes_other_keywords_too_keeps_its_own_parameters():
     assert (result["place"], result["limit"], result["others"]) == ("here", 2, {"steps": None})
     with pytest.raises(InputError, match="limit must be"):
         function(limit=0, steps=3)
-
-
-def test_a_command_names_its_options_where_an_error_names_arguments(tmp_path):
-    for words, output in (
-        (["finetune", "--full", "--rank", "8"], "--full trains all weights, but --rank and --4bit are for adapters"),
-        (["experiment", "tiny-cpu", "-o", str(Path(__file__))], "choose a folder with --output."),
-        (["train", "tiny-cpu", "--minutes", "0"], "minutes must be a number, above 0, not 0"),
-        (["evaluate", "default", str(tmp_path), "--method-option", "order"], "'order' is not an option of a method"),
-    ):
-        result = CliRunner().invoke(main.app, words)
-        assert result.exit_code == 2 and output in result.stderr

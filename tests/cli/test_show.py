@@ -16,7 +16,7 @@ import acgpt
 from acgpt.cli.main import app
 from acgpt.display.show import BLANK, Page, figure, label, load_reader, picture, printable, query_of, terminal
 from acgpt.engine.layout import build, visible
-from acgpt.errors import InputError, OutputError
+from acgpt.errors import InputError
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata
 from acgpt.query.query import Query
@@ -158,12 +158,8 @@ def test_a_picture_is_written_in_the_format_of_its_name(folder, tmp_path, ending
 def test_a_picture_that_cannot_be_drawn_says_why(gpt2, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     small, large = (figure(Query([5] * n + [6], [True] * n + [False]), gpt2, bos=7) for n in (3, 300))
-    with pytest.raises(InputError, match=r"such as \.png"):
-        picture(small, tmp_path / "layout.docx")
     with pytest.raises(InputError, match="at most"):
         picture(large, tmp_path / "layout.png")
-    with pytest.raises(OutputError, match=r"cannot write .*none.*No such file"):
-        picture(small, tmp_path / "none" / "layout.png")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match=r"pip install 'acgpt\[plot\]'"):
         picture(small, tmp_path / "layout.png")

@@ -81,20 +81,6 @@ def test_the_command_says_what_is_lost_of_a_damaged_file(command, named, tmp_pat
     assert "a.jsonl.gz, line 4: the file is damaged from here on: it ends too early; the rest of the file is" in output
 
 
-def test_the_command_refuses_nonsense_with_code_2_and_a_disk_with_code_1(command, named, tmp_path):
-    file = jsonl(tmp_path / "a.jsonl", TEXTS)
-    for options in (["--validation", "some"], ["--validation", "nan"], ["--seed", "-1"], ["--limit", "0"],
-                    ["--shard-size", "nan"], ["--shard-size", "inf"]):  # fmt: skip
-        command(file, "-t", named, *options, code=2)
-        assert not (tmp_path / "corpus").exists()
-    assert (
-        "leave out --tokenizer or --train-tokenizer"
-        in command(file, "-t", named, "--train-tokenizer", "300", code=2).stderr
-    )  # as the command spells what the function calls train_tokenizer
-    (tmp_path / "corpus").symlink_to("/proc/no-such")
-    assert "error: cannot write" in command(file, "-t", named, code=1).stderr
-
-
 def test_the_command_takes_a_limit(command, named, tmp_path):
     content = json.loads(command(jsonl(tmp_path / "a.jsonl", NUMBERS), "-t", named, "--limit", "7", "--json").stdout)
     assert (content["limit"], content["documents"], content["damaged"]) == (7, 7, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from texts import EOS, NUMBERS, ORACLES, TEXTS, by_documents, by_lines, compress, held_out, jsonl, parquet, tokens
+from texts import EOS, NUMBERS, ORACLES, by_documents, by_lines, compress, held_out, jsonl, parquet, tokens
 
 from acgpt.data import prepare as corpus_prepare
 from acgpt.data import sources
@@ -63,56 +63,6 @@ def test_folders_and_globs_stand_for_their_files_in_order(run, tokenizer, tmp_pa
         tokenizer, ["text a.txt", "text c.txt", "text sub/b.txt"]
     )
     assert tokens(run(f"{folder}/*.txt", tmp_path / "2")) == by_documents(tokenizer, ["text a.txt", "text c.txt"])
-
-
-def test_sources_that_make_no_sense_are_refused_before_anything_is_written(run, tmp_path):
-    (tmp_path / "mixed").mkdir()
-    (tmp_path / "mixed" / "a.txt").write_text("a")
-    jsonl(tmp_path / "mixed" / "b.jsonl", ["b"])
-    (tmp_path / "none").mkdir()
-    (tmp_path / "a.pdf").write_text("a")
-    (tmp_path / "a.parquet.gz").write_text("a")
-    a = f"{tmp_path}/mixed/a.txt"
-    for names, problem in {
-        (): "there are no sources",
-        (f"{tmp_path}/absent.txt",): "no file, folder or glob matches .*absent.txt",
-        (f"test={tmp_path}/absent.txt",): "no file, folder or glob matches .*absent.txt",
-        (f"{tmp_path}/*.csv",): "no file, folder or glob matches",
-        (f"{tmp_path}/a.pdf",): "unknown format: use .txt",
-        (f"{tmp_path}/a.parquet.gz",): "unknown format: use .txt",
-        (f"{tmp_path}/none",): "contains no readable file",
-        (f"{tmp_path}/mixed",): "1 txt, 1 jsonl",
-        (a, f"test={a}"): "is twice among the sources",
-        (a, f"{tmp_path}/mixed/*.txt"): "is twice among the sources",
-        ("test=fineweb",): "fineweb has no split 'test'; its splits: train",
-    }.items():
-        with pytest.raises(InputError, match=problem):
-            run(list(names))
-        assert not (tmp_path / "corpus").exists()
-
-
-def test_options_that_make_no_sense_are_refused_with_the_remedy(run, tmp_path):
-    file = str(jsonl(tmp_path / "a.jsonl", TEXTS))
-    text = tmp_path / "a.txt"
-    text.write_text("a")
-    for names, options, problem in (
-        (file, {"convention": "words"}, "one of lines, documents, not 'words'"),
-        *((file, {"validation": share}, "from 0 to 0.5 .*, not ") for share in (0.999, 1.0, 99, -0.1, float("nan"))),
-        (file, {"seed": -1}, "seed must be a whole number, from 0 .*, not -1"),
-        (file, {"seed": 2**32}, "seed must be a whole number"),
-        (file, {"limit": 0}, "limit must be a whole number, at least 1"),
-        ([file, f"validation={text}"], {"validation": 0.1}, "leave `validation` out"),
-        (f"test={file}", {"validation": 0.1}, "no train split"),
-        (file, {"workers": 0}, "workers must be a whole number, at least 1"),
-        (file, {"shard_bytes": 10}, "at least 1,024 bytes"),
-        (file, {"train_tokenizer": 256}, "at least 257"),
-        (file, {"train_tokenizer": 300, "tokenizer": "gpt2"}, "exclude each other"),
-        (file, {"tokenizer": str(tmp_path / "absent")}, "there is no folder .*absent"),
-        (file, {"tokenizer": str(tmp_path)}, "cannot load the tokenizer"),
-    ):
-        with pytest.raises(InputError, match=problem):
-            run(names, **options)
-        assert not (tmp_path / "corpus").exists()
 
 
 def test_too_few_documents_to_hold_any_out_is_said(run, tmp_path):

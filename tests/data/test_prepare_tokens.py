@@ -191,6 +191,11 @@ def test_a_tokenizer_without_eos_is_refused(run, tmp_path):
         run(jsonl(tmp_path / "a.jsonl", TEXTS), tokenizer=str(tmp_path / "no-eos"))
 
 
+def test_a_folder_without_a_tokenizer_is_named(run, tmp_path):
+    with pytest.raises(InputError, match=r"cannot load the tokenizer .*with `tokenizer`"):
+        run(jsonl(tmp_path / "a.jsonl", TEXTS), tokenizer=str(tmp_path))
+
+
 def test_a_mask_token_is_added_once(run, tokenizer, tmp_path):
     file = jsonl(tmp_path / "a.jsonl", [*TEXTS, "a <|mask|> is text"])
     corpus = run(file, mask_token=True)

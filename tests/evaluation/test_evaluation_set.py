@@ -229,23 +229,6 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path, damage, message):
         EvaluationDataset.load(path)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"length": 0}, "at least 1"),
-        ({"limit": 0}, "at least 1"),
-        ({"length": 200}, "123 tokens.*`length`"),
-        ({"length": 200, "split": "dev"}, "^dev has 123 tokens"),
-        ({"r_max": 1.5}, "r_max"),
-        ({"seed": -1}, "seed"),
-        ({"seed": 2**32}, "seed"),
-    ],
-)
-def test_a_set_that_cannot_be_built_is_refused_with_the_reason(options, message):
-    with pytest.raises(InputError, match=message):
-        EvaluationDataset.build(tokens(123), tokenizer_hash="t", **{"length": 20, **options})
-
-
 def test_a_split_with_nothing_in_it_is_named_and_no_length_is_proposed(tmp_path):
     corpus = write_corpus(tmp_path / "corpus")
     manifest = json.loads((corpus / "corpus.json").read_text())
@@ -254,9 +237,3 @@ def test_a_split_with_nothing_in_it_is_named_and_no_length_is_proposed(tmp_path)
     with pytest.raises(InputError, match=f"^validation of {corpus} has 0 tokens.*prepare more text") as error:
         dataset_of_corpus(Corpus.open(corpus), split="validation", length=31)
     assert "--length" not in str(error.value)
-
-
-def test_another_tokenizer_is_refused():
-    small_set().require_tokenizer("t")
-    with pytest.raises(InputError, match="another tokenizer"):
-        small_set().require_tokenizer("u")

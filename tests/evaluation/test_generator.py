@@ -534,35 +534,6 @@ def test_samples_that_will_all_be_the_same_are_drawn_with_a_warning(models, corp
     assert len(lines) == 6 and len({tuple(line["tokens"]) for line in lines}) == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["{corpus}"], "--output"),
-        (["-o", "{tmp}/o"], "CORPUS"),
-        (["{corpus}", "-o", "{tmp}/o", "--modes", "sideways"], "no mode 'sideways'"),
-        (["{corpus}", "-o", "{tmp}/o", "--modes", "training"], "method gpt cannot answer the mode training"),
-        (["{corpus}", "-o", "{tmp}/o", "--prompt", "24"], "--prompt 23 or less"),
-        (["{corpus}", "-o", "{tmp}/o", "--top-p", "0"], "top_p must be above 0"),
-        (["{corpus}", "-o", "{tmp}/o", "--split", "dev"], "no split 'dev'"),
-        (["{corpus}", "-o", "{corpus}/corpus.json"], "is a file"),
-        (["{corpus}", "-o", "{corpus}/corpus.json/o"], "cannot write"),
-        (["{corpus}", "-o", "{tmp}/o", "--method-option", "order=random"], "no option order"),
-        (["{corpus}", "-o", "{tmp}/o", "--method", "ac-gtp"], "no method 'ac-gtp'"),
-        (["{other}", "-o", "{tmp}/o"], "another tokenizer"),
-    ],
-)
-def test_what_the_user_can_mend_ends_with_code_2_and_nothing_written(models, corpus, tmp_path, arguments, message):
-    other = corpus
-    if "{other}" in arguments:
-        other = write_corpus(tmp_path / "other")
-        manifest = json.loads((other / "corpus.json").read_text())
-        (other / "corpus.json").write_text(json.dumps(manifest | {"tokenizer_hash": "another"}))
-    for name, path in {"tmp": tmp_path, "corpus": corpus, "other": other}.items():
-        arguments = [argument.replace(f"{{{name}}}", str(path)) for argument in arguments]
-    result = run(models("gpt"), *arguments, "--length", LENGTH, "--limit", 2, code=2)
-    assert message in result.stderr and result.stdout == "" and not (tmp_path / "o").exists()
-
-
 def test_a_disk_that_refuses_ends_with_code_1_and_what_was_drawn_stays(models, corpus, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

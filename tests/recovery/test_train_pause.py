@@ -13,7 +13,6 @@ import safetensors.torch
 import torch
 from runs import SMALL, Command, ended, ranks, read_rows, until, write_corpus
 
-from acgpt.errors import InputError
 from acgpt.training import train as training
 from acgpt.training.recipe import make
 
@@ -80,13 +79,6 @@ def test_two_processes_stop_at_the_same_step(corpus, tmp_path):
         assert [each.wait() for each in both] == [3, 3], both[0].printed()
     assert "stopped." in both[0].printed() and "stopped." not in both[1].printed()
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
-
-
-@pytest.mark.parametrize("minutes", [0, -1.0, float("nan")])
-def test_a_time_that_is_none_is_refused(minutes, corpus, tmp_path):
-    with pytest.raises(InputError, match="minutes"):
-        training.train(recipe_of(corpus, tmp_path / "run"), quiet=True, minutes=minutes)
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_handler_of_sigterm_is_put_back(corpus, tmp_path):

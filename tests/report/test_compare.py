@@ -104,13 +104,6 @@ def test_generations_without_runs_have_tables_and_no_measurements(tmp_path):
     assert report.measurements.empty and "perplexity" in report.measurements
 
 
-def test_mistakes_are_named(tmp_path):
-    with pytest.raises(acgpt.InputError, match="name the folder of at least one run"):
-        acgpt.compare([])
-    with pytest.raises(acgpt.InputError, match="there is no folder"):
-        acgpt.compare(tmp_path / "none")
-
-
 def test_a_table_does_not_depend_on_the_order_of_the_seeds(tmp_path):
     values = (10.1, 33.3, 20.7, 12.9)
     runs = [scratch(tmp_path / str(seed), (x,) * 5, seed=seed) for seed, x in enumerate(values)]

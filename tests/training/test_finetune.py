@@ -380,26 +380,14 @@ def test_four_bits_of_a_packed_file_are_refused(corpus, tmp_path):
         load_pretrained(str(tmp_path / "model.gguf"), plan, frozen=True, quantize="4bit")
 
 
-def test_only_recipes_with_a_base_are_listed_and_run(corpus, tmp_path):
+def test_only_recipes_with_a_base_are_listed():
     listed = json.loads(command("--list", "--json").stdout)
     assert "finetune-lora" in listed and "qwen3-14b-lora" in listed and "tiny-cpu" not in listed
-    done = command("tiny-cpu", "-c", corpus, "-o", tmp_path / "run")
-    assert done.exit_code == 2 and "has no pretrained model" in " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"base": "/no/such/folder"}, "there is no folder /no/such/folder"),
-        ({"length": 64}, "has 64 positions, one of them for BOS: use length=63 or less"),
-        ({"lora": LORA | {"targets": ["no_such_layer"]}}, "no_such_layer"),
-        ({"mask": "<nope>"}, "'<nope>' is not a token of this tokenizer"),
-        ({"quantize": "4bit"}, "quantize=4bit needs CUDA"),
-    ],
-)
-def test_what_cannot_be_tuned_is_refused_before_a_folder_is_made(keys, words, corpus, base, tmp_path):
-    with pytest.raises(InputError, match=words):
-        train(recipe_of(corpus, base, tmp_path / "run", **keys), quiet=True)
+def test_a_layer_that_is_not_there_is_no_target(corpus, base, tmp_path):
+    with pytest.raises(InputError, match="no_such_layer"):
+        train(recipe_of(corpus, base, tmp_path / "run", lora=LORA | {"targets": ["no_such_layer"]}), quiet=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -440,39 +428,6 @@ def test_an_adapter_can_be_trained_further(corpus, base, tmp_path):
     assert config["recipe"]["lora"]["start"] == str(start)
 
 
-def test_only_an_adapter_of_the_same_kind_can_be_trained_further(run, corpus, base, tmp_path):
-    for lora, words in (
-        (LORA | {"start": str(tmp_path)}, "cannot be read as a LoRA adapter"),
-        (LORA | {"start": str(run / "adapter"), "rank": LORA["rank"] + 1}, f"set lora.rank={LORA['rank']}"),
-        (LORA | {"start": "default", "rank": 64, "alpha": 128}, "is an adapter of another base model"),
-    ):
-        with pytest.raises(InputError, match=words):
-            train(recipe_of(corpus, base, tmp_path / "run", lora=lora), quiet=True)
-        assert not (tmp_path / "run").exists()
-
-
-def test_an_adapter_is_no_base(run, corpus, tmp_path):
-    with pytest.raises(ModelError, match="is an adapter: merge it first"):
-        train(recipe_of(corpus, run / "adapter", tmp_path / "run"), quiet=True)
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"base": "", "lora": LORA}, "lora needs a pretrained model"),
-        ({"base": "", "lora": None, "checkpointing": True}, "checkpointing needs a pretrained model"),
-        ({"lora": None, "quantize": "4bit"}, "quantize needs LoRA"),
-        ({"dropout": 0.1}, "or use lora.dropout"),
-        ({"lora": {"rnak": 8}}, "did you mean 'rank'"),
-        ({"lora": {"rank": 0}}, "rank must be at least 1"),
-        ({"lora": {"targets": "q_proj"}}, "lora.targets"),
-    ],
-)
-def test_keys_that_make_no_sense_are_refused(keys, words, corpus, base, tmp_path):
-    with pytest.raises(InputError, match=words):
-        recipe_of(corpus, base, tmp_path / "run", **keys)
-
-
 def test_a_reserved_token_can_stand_for_what_is_unknown(corpus, base, tmp_path):
     keys = {"conditioning": {"r_max": 0.6, "unknown": 0.3}, "mask": "<mask>", "steps": 3}
     train(recipe_of(corpus, base, tmp_path / "run", **keys), quiet=True)
@@ -500,7 +455,3 @@ def test_arguments_become_keys_of_the_recipe_and_changes_have_the_last_word(monk
     assert (recipe.base, recipe.corpus, recipe.output, recipe.steps, recipe.epochs) == ("default", "c", "o", None, 2)
     assert (recipe.lora["rank"], recipe.lora["dropout"], recipe.conditioning["empty"]) == (4, 0.1, 0.5)
     assert options == {"resume": True, "quiet": False, "minutes": None}
-    with pytest.raises(InputError, match="`full` trains all weights, but `rank` and `four_bits` are for adapters"):
-        acgpt.finetune("default", "c", "o", full=True, four_bits=True)
-    with pytest.raises(InputError, match="minutes must be a number, above 0, not 0"):
-        acgpt.finetune("default", "c", "o", minutes=0)

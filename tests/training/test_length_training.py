@@ -17,7 +17,6 @@ import acgpt
 from acgpt.data.corpus import Corpus
 from acgpt.engine.attention import check_model
 from acgpt.engine.length_head import FILE
-from acgpt.errors import InputError
 from acgpt.training.learner import Learner
 from acgpt.training.recipe import make
 from acgpt.training.train import train
@@ -107,12 +106,6 @@ def test_evaluating_keeps_no_hidden_states():
         for _ in range(3):
             model(input_ids=torch.tensor([[1, 2, 3]]))
     assert not learner.hidden
-
-
-def test_other_methods_refuse_gaps(corpus, tmp_path):
-    with pytest.raises(InputError, match="kind gaps is for method=ac-gpt"):
-        train(recipe_of(corpus, tmp_path / "run", method="mlm"), quiet=True)
-    assert not (tmp_path / "run").exists()
 
 
 def test_lengths_are_learnt():

@@ -162,15 +162,9 @@ def test_the_recipe_of_the_embedded_adapter_is_the_one_that_it_was_made_with():
 # ---- files and changes ----------------------------------------------------------------------------------------------
 
 
-def test_fewer_steps_take_the_warm_up_along_and_a_wrong_name_suggests_the_right_one():
+def test_fewer_steps_take_the_warm_up_along():
     assert load_recipe("wikitext103-small", ["steps=50"]).warmup == 5
     assert load_recipe("wikitext103-small", ["steps=5000"]).warmup == 2000
-    with pytest.raises(InputError, match="must be shorter"):
-        load_recipe("wikitext103-small", ["steps=50", "warmup=60"])
-    with pytest.raises(InputError, match="did you mean tiny-cpu"):
-        load_recipe("tiny-cup")
-    with pytest.raises(InputError, match="name the recipe first"):
-        load_recipe("corpus=data/mine")
 
 
 def test_a_recipe_is_found_by_its_name_or_as_a_file(tmp_path, monkeypatch):
@@ -208,113 +202,7 @@ def test_a_change_takes_along_what_it_makes_meaningless(tmp_path):
     assert kinds == ["table", None]
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (["steps"], "write key=value"),
-        (["=3"], "write key=value"),
-        (["steps=[1"], "not valid YAML"),
-        (["lr.peak=1"], "lr is .*, not a mapping"),
-        (["model.layers=2"], "model is 'small', not a mapping"),
-        (["steps=5", "epochs=1"], "set either steps or epochs"),
-        (["schedule=cosine", "cooldown=0.5"], "cooldown is only for schedule=linear"),
-        (["conditioning.rmax=0.5"], "did you mean 'r_max'"),
-        (["conditioning.parts=[]"], "conditioning with parts"),
-    ],
-)
-def test_a_change_that_makes_no_sense_is_refused(changes, words, tmp_path):
-    path = file_of(tmp_path, "steps: 700\nmodel: small\nlr: 0.001\nconditioning: {r_max: 0.6}")
-    with pytest.raises(InputError, match=words):
-        load_recipe(path, changes)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("steps: 5\nsteps: 6", "duplicate key steps"),
-        ("conditioning: {r_max: 1, r_max: 0}", "duplicate key r_max"),
-        ("- steps", "must be a mapping"),
-        ("", "must be a mapping"),
-        ("steps: [", "is not valid YAML"),
-        ("steps: !!python/object/apply:os.getcwd []", "is not valid YAML"),
-    ],
-)
-def test_a_file_that_is_no_recipe_is_refused(text, words, tmp_path):
-    with pytest.raises(InputError, match=words):
-        load_recipe(file_of(tmp_path, text))
-
-
-def test_a_recipe_that_is_not_there_is_answered_with_those_that_are():
-    with pytest.raises(InputError, match=r"no-such .*wikitext103-small"):
-        load_recipe("no-such")
-
-
 # ---- what a recipe may say ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("key", "words"),
-    [
-        ("stpes", "did you mean 'steps'"),
-        ("weightdecay", "did you mean 'weight_decay'"),
-        ("zzz", "known are attention_dropout, base"),
-    ],
-)
-def test_an_unknown_key_is_answered_with_the_right_one(key, words):
-    with pytest.raises(InputError, match=f"mine.yaml has no key '{key}': {words}"):
-        made(**{key: 1})
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"steps": None}, "set either steps or epochs"),
-        ({"epochs": 2}, "set either steps or epochs"),
-        ({"muon_lr": 0.1}, r"muon_lr is only for optimizer=muon, not for optimizer=adamw: .*muon_lr=null"),
-        ({"cooldown": 0.5}, "cooldown is only for schedule=linear, not for schedule=cosine"),
-        ({"schedule": "constant", "final_lr": 0.1}, "final_lr is only for schedule=cosine or linear"),
-        ({"target_positions": "table"}, "is only for method=sigma-gpt-temporal or sigma-gpt-random, not"),
-        ({"optimizer": "muon", "parallel": "fsdp"}, "Muon does not work with FSDP"),
-        ({"compile": True, "parallel": "fsdp"}, "compile=true does not work with parallel=fsdp"),
-        ({"precision": "bf16", "device": "mps"}, "bf16 does not work on mps"),
-        ({"steps": 50, "warmup": 50}, "warmup .50. must be shorter than the run .50 steps.: use warmup=5"),
-    ],
-)
-def test_keys_that_contradict_each_other_are_refused(keys, words):
-    with pytest.raises(InputError, match=words):
-        made(**keys)
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"steps": 1.5}, "steps must be a whole number or null, not 1.5"),
-        ({"steps": True}, "steps must be a whole number"),
-        ({"steps": "many"}, "steps must be a whole number"),
-        ({"lr": "fast"}, "lr must be a number, not 'fast'"),
-        ({"lr": True}, "lr must be a number"),
-        ({"compile": 1}, "compile must be true or false or 'auto', not 1"),
-        ({"optimizer": "sgd"}, "optimizer must be one of adamw, muon, not 'sgd'"),
-        ({"method": "bert"}, "method must be one of ac-gpt, gpt"),
-        ({"method": "difusion"}, "Did you mean diffusion?"),
-        ({"target_positions": "sum"}, "target_positions must be one of rotary, table or null, not 'sum'"),
-        ({"betas": [0.9]}, "betas must be a list of 2 numbers"),
-        ({"betas": 0.9}, "betas must be a list of 2 numbers"),
-        ({"conditioning": 0.6}, "conditioning must be a mapping"),
-        ({"conditioning": {"r_max": 2}}, "r_min and r_max must be"),
-        ({"conditioning": {"r_maks": 1}}, "did you mean 'r_max'"),
-        ({"corpus": 3}, "corpus must be text"),
-        ({"model": "huge"}, "model must be one of tiny, small, base, medium"),
-        ({"model": {"layer": 3}}, "did you mean 'layers'"),
-        ({"model": {"layers": 2.5}}, "model.layers must be a whole number"),
-        ({"model": {"width": 30, "heads": 4}}, "model size is invalid"),
-        ({"model": {"width": 12, "heads": 4}}, "even whole number"),
-        ({"model": {"layers": 0}}, "at least 1"),
-    ],
-)
-def test_a_value_of_the_wrong_kind_is_refused(keys, words):
-    with pytest.raises(InputError, match=words):
-        made(**keys)
 
 
 OUTSIDE = {
@@ -379,11 +267,6 @@ def explanations():
             name, _, words = line.strip().partition(": ")
             results[name] = words
     return results
-
-
-def test_a_missing_file_is_not_taken_for_the_built_in_recipe_of_its_name(tmp_path):
-    with pytest.raises(InputError, match="cannot read the recipe"):
-        load_recipe(tmp_path / "tiny-cpu.yaml")
 
 
 def key_table():

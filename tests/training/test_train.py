@@ -32,7 +32,7 @@ from acgpt.training.log import draw_curve
 from acgpt.training.optimizer import rate
 from acgpt.training.plan import arguments, settle
 from acgpt.training.recipe import make
-from acgpt.training.run_folder import SITTING, OutputError
+from acgpt.training.run_folder import SITTING
 from acgpt.training.train import train
 
 
@@ -403,40 +403,7 @@ def test_a_run_that_diverges_says_so_and_saves_nothing_broken(corpus, tmp_path):
     assert not (tmp_path / "run" / "results.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"output": ""}, "the recipe names no output: add output=FOLDER"),
-        ({"corpus": ""}, "the recipe names no corpus"),
-        ({"corpus": "/nowhere"}, "not a prepared corpus"),
-        ({"batch": 4096}, "texts of 31 tokens, fewer than the 4096 of one step"),
-    ],
-)
-def test_what_is_missing_is_named(keys, words, corpus, tmp_path):
-    with pytest.raises(InputError, match=words):
-        train(recipe_of(**({"corpus": corpus, "output": tmp_path / "run"} | keys)), quiet=True)
-    assert not (tmp_path / "run").exists()
-
-
 def test_unknown_tokens_need_a_corpus_with_a_mask_token(tmp_path):
     corpus = write_corpus(tmp_path / "corpus", mask=False)
     with pytest.raises(InputError, match="prepare the corpus with a mask token"):
         train(recipe_of(corpus, tmp_path / "run", conditioning={"unknown": 0.1}), quiet=True)
-
-
-def test_a_folder_that_is_there_is_never_written_over(run, corpus, tmp_path):
-    before = (run / "results.json").read_bytes()
-    with pytest.raises(InputError, match="already exists: resume that run with `resume=True`, or choose another"):
-        train(recipe_of(corpus, run), quiet=True)
-    assert (run / "results.json").read_bytes() == before
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="already exists: choose another folder"):
-        train(recipe_of(corpus, tmp_path), quiet=True)
-
-
-@pytest.mark.parametrize("path", ["/proc/no-such/run", "FILE/run"])
-def test_a_folder_that_cannot_be_written_is_named(path, corpus, tmp_path):
-    (tmp_path / "file").write_text("")
-    path = path.replace("FILE", str(tmp_path / "file"))
-    with pytest.raises(OutputError, match=f"cannot write {path}"):
-        train(recipe_of(corpus, path), quiet=True)
