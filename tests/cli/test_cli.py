@@ -296,7 +296,7 @@ print("imported", [name for name in ("torch", "transformers", "huggingface_hub")
     assert [line for line in lines if line.startswith("code")] == ["code 0"] * 2 + ["code 2"] * 6
     assert lines[-1] == "imported []"
     assert done.stderr.count(f"there is no folder {nowhere}.") == 4
-    assert "the pattern '[0-9' cannot be used: unterminated character set" in done.stderr
+    assert "the pattern '[0-9' cannot be used: write it in the syntax of" in done.stderr
     assert "layout.xyz: end the name in a format that can be drawn" in done.stderr
     assert all(name in done.stdout for name in METHODS)
 

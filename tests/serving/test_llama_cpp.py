@@ -287,8 +287,3 @@ def test_a_time_limit_ends_a_continuation(lm, client, monkeypatch):
     events = client.post("/infill", json={**body, "stop": ["never seen, and long"]}).text.strip().split("\n\n")
     streamed = "".join(json.loads(event.removeprefix("data: "))["content"] for event in events)
     assert streamed and len(streamed) < len(whole) and whole.startswith(streamed)
-
-
-def test_a_body_that_is_invalid_is_refused(client):
-    reply = client.post("/infill", json={"input_prefix": 3})
-    assert reply.status_code == 422 and reply.json()["error"]["param"] == "input_prefix"

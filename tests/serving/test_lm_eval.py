@@ -44,7 +44,7 @@ DOCUMENTS = [
 
 def likeliest(network, tokenizer):
     """A question that the network answers with a word, which is one token."""
-    for word in (
+    for word in [
         "cat",
         "dog",
         "bird",
@@ -60,7 +60,7 @@ def likeliest(network, tokenizer):
         "is",
         "Paris",
         "Rome",
-    ):
+    ]:
         for question in (f"The {word}", f"A {word}", f"{word} {word}", word):
             ids = tokenizer(question, add_special_tokens=False)["input_ids"]
             token = int(network(torch.tensor([ids])).logits[0, -1].argmax())

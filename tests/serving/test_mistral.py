@@ -79,18 +79,6 @@ def test_a_stream_is_the_text_in_parts(client, more):
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
-@pytest.mark.parametrize(("status", "field", "more"), [
-    (404, "model", {"model": "other"}),
-    (422, "min_tokens", {"min_tokens": 5, "max_tokens": 2}),
-    (422, "top_p", {"top_p": 2}),
-    (422, "max_tokens", {"max_tokens": 0}),
-])  # fmt: skip
-def test_an_invalid_request_names_its_field(client, status, field, more):
-    with pytest.raises(Exception) as found:
-        ask(client, **more)
-    assert found.value.status_code == status and f'"param":"{field}"' in found.value.body
-
-
 def test_a_prompt_that_is_too_long_is_refused_with_the_limit(client):
     with pytest.raises(Exception, match=r"95 tokens|96 positions"):
         ask(client, prompt="cat " * 200)

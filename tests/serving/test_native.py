@@ -85,11 +85,6 @@ def test_lengths_are_those_of_the_model(lengths_lm):
     assert lengths.log_probs == pytest.approx(expected.log_probs)
 
 
-def test_a_model_that_predicts_no_lengths_says_so(http):
-    error = post(http, "lengths", 422, template=GAP)["error"]
-    assert error["code"] == "invalid_query" and error["param"] == "template"
-
-
 def test_queries_and_pieces_are_those_of_the_model(http, served_lm):
     query = served_lm.query(CAPITAL)
     assert query_of(post(http, "query", template=CAPITAL)["results"][0]) == query
@@ -132,21 +127,6 @@ def test_a_stream_sends_pieces_and_then_the_fill(http, served_lm):
     assert all(piece.fill is None for piece in pieces[:-1])
     for slot, text in enumerate(pieces[-1].fill.fills):
         assert "".join(piece.text for piece in pieces if piece.slot == slot) == text
-
-
-@pytest.mark.parametrize("field", [{"n": 2}, {"best_of": 3}, {"patience": 1}, {"distinct": True}])
-def test_a_stream_refuses_what_has_no_meaning_for_it(http, field):
-    error = post(http, "fill", 422, template=GAP, stream=True, **field)["error"]
-    assert error["param"] == next(iter(field))
-
-
-def test_a_stream_takes_one_template(http):
-    assert post(http, "fill", 422, template=[GAP], stream=True)["error"]["param"] == "template"
-
-
-def test_an_error_before_a_stream_begins_has_its_status(http):
-    error = post(http, "fill", 422, template="The {{_", stream=True)["error"]
-    assert error["code"] == "invalid_template" and error["param"] == "template"
 
 
 # ---- the schema -----------------------------------------------------------------------------------------------------

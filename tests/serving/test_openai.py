@@ -385,37 +385,6 @@ def test_a_client_that_hangs_up_ends_the_search(lm):
 # ---- errors -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("field", "more"), [
-    ("presence_penalty", {"presence_penalty": 0.5}),
-    ("frequency_penalty", {"frequency_penalty": -1}),
-    ("logit_bias", {"logit_bias": {"50": 1}}),
-    ("best_of", {"best_of": 1, "n": 2}),
-    ("best_of", {"best_of": 3, "stream": True}),
-    ("max_tokens", {"max_tokens": 0}),
-    ("max_tokens", {"max_tokens": -1}),
-    ("n", {"n": 0}),
-    ("n", {"n": 10_000}),
-    ("logprobs", {"logprobs": 21}),
-    ("temperature", {"temperature": -1}),
-    ("top_p", {"top_p": 0}),
-    ("stop", {"stop": ["a", "b", "c", "d", "e"]}),
-    ("stop", {"stop": [""]}),
-    ("echo", {"suffix": "x", "echo": True, "logprobs": 1}),
-    ("suffix", {"prompt": [1, 2], "suffix": "x"}),
-    ("prompt", {"prompt": []}),
-    ("prompt", {"prompt": [[]]}),
-    ("prompt", {"prompt": ["a", 1]}),
-    ("prompt", {"prompt": [-1]}),
-    ("prompt", {"prompt": [99999]}),
-    ("prompt", {"prompt": [True]}),
-    ("min_p", {"extra_body": {"min_p": 0.1}}),
-])  # fmt: skip
-def test_an_invalid_request_names_its_field(client, field, more):
-    with pytest.raises(openai.UnprocessableEntityError) as found:
-        ask(client, **{"prompt": PROMPT, **more})
-    assert found.value.param == field and found.value.type == "invalid_request_error"
-
-
 def test_neutral_values_of_unsupported_fields_are_accepted(client):
     answer = ask(client, max_tokens=1, presence_penalty=0, frequency_penalty=0.0, logit_bias={}, user="me")
     assert len(answer.choices) == 1

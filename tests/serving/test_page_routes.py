@@ -131,36 +131,9 @@ def test_braces_in_a_text_have_no_meaning(http):
     assert "".join(post(http, "surprise", text="a {{_}} \\{{ b")["pieces"]) == "a {{_}} \\{{ b"
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"text": ""}, "text"),
-        ({"text": TEXT, "positions": [99]}, "positions"),
-        ({"text": TEXT, "positions": [0]}, "positions.0"),
-        ({"text": TEXT, "top": 21}, "top"),
-        ({"text": TEXT, "top": True}, "top"),
-        ({"text": "cat " * 500}, "text"),
-        ({"text": TEXT, "adapter": "other"}, "adapter"),
-        ({"text": TEXT, "more": 1}, "more"),
-        ({}, "text"),
-    ],
-)
-def test_a_wrong_request_for_surprise_is_refused_in_words(http, body, param):
-    error = post(http, "surprise", 422, **body)["error"]
-    assert error["param"] == param and error["message"]
-
-
 def test_no_positions_are_no_tokens(http):
     for future in (False, True):
         assert post(http, "surprise", text=TEXT, positions=[], future=future)["tokens"] == []
-
-
-def test_all_positions_of_a_request_count_as_its_tokens(served_lm):
-    with service_of(served_lm, max_tokens_per_request=40) as service:
-        http = local_client(create_app(service))
-        assert post(http, "surprise", text=TEXT)["tokens"]
-        error = post(http, "surprise", 422, text=TEXT, future=True)["error"]
-    assert error["code"] == "limit_exceeded"
 
 
 def test_the_examples_of_the_schema_run_and_their_replies_are_as_declared(http):
@@ -185,12 +158,6 @@ def test_a_layout_is_that_of_acgpt_show(http, served_lm, template, future):
     expected = drawn.as_dict()
     assert {name: reply[name] for name in expected} == expected and reply["future"] == future
     assert reply["copies"] == (sum(query.given) if future else 0)
-
-
-@pytest.mark.parametrize("template", ["The cat", "The {{_}} cat", "The {{cat", "The {{a|b}}", "cat " * 40 + "{{_70}}"])
-def test_a_layout_that_cannot_be_drawn_is_refused_in_words(http, template):
-    error = post(http, "layout", 422, template=template)["error"]
-    assert error["param"] == "template" and error["message"]
 
 
 def test_a_large_layout_is_refused():

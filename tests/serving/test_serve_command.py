@@ -205,27 +205,9 @@ def serve(*words, **env):
     return CliRunner().invoke(app, ["serve", *map(str, words)], env={"COLUMNS": "200", "ACGPT_API_KEY": "", **env})
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org"])
-def test_another_address_needs_a_key(host):
-    done = serve("--host", host)
-    assert done.exit_code == 2 and f"--host {host} can be reached from other machines" in done.stderr
-
-
 def test_loopback_addresses_are_known():
     assert all(map(is_loopback, ["127.0.0.1", "127.9.9.9", "::1", "localhost"]))
     assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "localhost.example.org", ""]))
-
-
-def test_a_port_that_is_taken_is_refused():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = serve("--port", port)
-    assert done.exit_code == 2 and f"cannot listen on 127.0.0.1, port {port}" in done.stderr
-
-
-def test_a_model_that_does_not_exist_is_refused(tmp_path):
-    done = serve("-m", tmp_path / "nothing")
-    assert done.exit_code == 2 and "there is no folder" in done.stderr
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path):
@@ -252,21 +234,24 @@ def test_requests_are_refused_until_the_model_is_loaded():
 def test_what_is_refused_at_the_start_is_refused_before_the_imports(tmp_path):
     """Neither torch nor fastapi are imported, which would take seconds."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        for words, problem in (
-            (["--port", str(taken.getsockname()[1])], "cannot listen"),
-            (["--host", "0.0.0.0"], "needs an API key"),
-            (["--api-key-file", str(tmp_path / "nothing")], "cannot read"),
-            (["-m", str(tmp_path / "nothing")], "there is no folder"),
-        ):
-            code = (
-                "import sys, atexit\n"
-                "atexit.register(lambda: print([n for n in ('torch', 'fastapi', 'uvicorn') if n in sys.modules]))\n"
-                "from acgpt.cli.main import main\n"
-                f"sys.argv = ['acgpt', 'serve', *{words!r}]\n"
-                "main()\n"
-            )
-            done = python(code)
-            assert done.returncode == 2 and problem in done.stderr and done.stdout == "[]\n", done
+        port, nothing = str(taken.getsockname()[1]), str(tmp_path / "nothing")
+        refused = {
+            f"cannot listen on 127.0.0.1, port {port}": ["--port", port],
+            "needs an API key": ["--host", "0.0.0.0"],
+            "cannot read": ["--api-key-file", nothing],
+            "there is no folder": ["-m", nothing],
+        }
+        done = python(
+            "import sys\n"
+            "from acgpt.cli.main import main\n"
+            f"for words in {[*refused.values()]}:\n"
+            "    sys.argv = ['acgpt', 'serve', *words]\n"
+            "    try: main()\n"
+            "    except SystemExit as end: print(end.code)\n"
+            "print([name for name in ('torch', 'fastapi', 'uvicorn') if name in sys.modules])\n"
+        )
+    assert done.stdout.splitlines() == ["2"] * len(refused) + ["[]"], done.stderr
+    assert all(problem in done.stderr for problem in refused)
 
 
 def test_the_server_may_open_as_many_files_as_the_system_allows():
@@ -300,16 +285,6 @@ def test_keys_come_from_a_file_or_the_environment(tmp_path, monkeypatch):
         keys.write_text(text)
         with pytest.raises(acgpt.InputError, match=words):
             read_keys(ServeOptions(api_key_file=keys))
-    with pytest.raises(acgpt.InputError, match="cannot read"):
-        read_keys(ServeOptions(api_key_file=tmp_path / "nothing"))
-
-
-def test_there_is_no_option_with_a_key_in_it():
-    assert "--api-key " not in serve("--help").stdout
-
-
-def test_limits_out_of_range_are_refused():
-    assert serve("--max-n", 0).exit_code == serve("--timeout", 0).exit_code == serve("--port", 70000).exit_code == 2
 
 
 # ---- the extra ------------------------------------------------------------------------------------------------------
