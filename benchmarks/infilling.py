@@ -146,23 +146,23 @@ def run(
 ) -> tuple[list[str], dict[str, float]]:
     """Fill all tasks in one condition; return the fills, and what they cost."""
     drawn, scored, asked = 0, 0, 0
-    score, ask = lm._executor.sums, lm._executor.lengths
+    score, ask = lm._executor.log_probs, lm._executor.lengths
 
     def count_drawn(tokens: int) -> None:
         nonlocal drawn
         drawn += tokens
 
-    def count_scored(queries: Sequence[Any]) -> list[float]:
+    def count_scored(queries: Sequence[Any], *arguments: Any) -> list[list[Any]]:
         nonlocal scored
         scored += len(queries)
-        return score(queries)
+        return score(queries, *arguments)
 
     def count_asked(requests: Mapping[int, Any]) -> dict[int, np.ndarray]:
         nonlocal asked
         asked += sum(len(request.questions) for request in requests.values())
         return ask(requests)
 
-    lm._executor.sums = count_scored  # type: ignore[method-assign]
+    lm._executor.log_probs = count_scored  # type: ignore[method-assign]
     lm._executor.lengths = count_asked  # type: ignore[method-assign]
     passes, start, fills = lm._executor.engine.meter.calls, time.perf_counter(), [""] * len(tasks)
     order = sorted(range(len(tasks)), key=lambda i: len(tasks[i].prefix) + len(tasks[i].suffix))
@@ -189,7 +189,7 @@ def run(
             )
             for i, answer in zip(group, answers, strict=True):
                 fills[i] = answer[0].fills[0] + ("\n" if to_newline else "")
-    lm._executor.sums, lm._executor.lengths = score, ask  # type: ignore[method-assign]
+    lm._executor.log_probs, lm._executor.lengths = score, ask  # type: ignore[method-assign]
     seconds, calls = time.perf_counter() - start, lm._executor.engine.meter.calls - passes
     return fills, {"seconds": seconds, "drawn": drawn, "scored": scored, "asked_lengths": asked, "passes": calls}
 

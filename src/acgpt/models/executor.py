@@ -10,7 +10,6 @@ adapter. During a pass the network is locked, see `engine.locks`. `Executor` run
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -29,9 +28,8 @@ from acgpt.engine.locks import turn
 from acgpt.engine.meter import ignore
 from acgpt.engine.modules import unchanged
 from acgpt.engine.peft import Switch
-from acgpt.engine.score import TopScore
 from acgpt.errors import ModelError
-from acgpt.models.adapters import BARE, Choice
+from acgpt.models.adapters import BARE
 from acgpt.models.router import Route, Router, by_route, lookup
 from acgpt.query.lengths import LengthQuestion
 from acgpt.query.query import Query
@@ -97,26 +95,10 @@ class Scores:
 
 
 @dataclass
-class Top:
-    """A request for `Scores` with the k most probable tokens in each place. Its result has a list of `TopScore` each.
+class Top(Scores):
+    """`Scores` with the k most probable tokens in each place. Its result has a list of `TopScore` for each query."""
 
-    Args:
-        queries: The queries.
-        routes: What answers each query.
-        k: Number of tokens.
-    """
-
-    queries: list[Query]
-    routes: list[Route]
     k: int
-
-
-@dataclass
-class Sums:
-    """A request for the causal log-probability of all asked tokens of each query. Its result is a list of numbers."""
-
-    queries: list[Query]
-    adapter: Choice
 
 
 @dataclass
@@ -128,7 +110,7 @@ class LengthRequest:
 
 
 Result = TypeVar("Result")
-Request = Rows | Samples | Scores | Top | Sums | LengthRequest
+Request = Rows | Samples | Scores | LengthRequest
 Search = Generator[Request, Any, Result]
 
 
@@ -193,23 +175,17 @@ class Executor:
         ):
             yield self.engine.with_mask(self.mask(route.adapter))
 
-    def log_probs(self, queries: Sequence[Query], routes: Sequence[Route]) -> list[list[float]]:
-        """Return the log-probability of each asked token, for each query along its route."""
-        results: dict[int, list[float]] = {}
+    def log_probs(self, queries: Sequence[Query], routes: Sequence[Route], k: int | None = None) -> list[list[Any]]:
+        """Return the log-probability of each asked token; with k, a `TopScore` with the k most probable tokens."""
+        results: dict[int, list[Any]] = {}
         for route, members in by_route(routes):
-            method = self.router.method(route)
+            method, asked = self.router.method(route), [queries[i] for i in members]
             with self.inference(route) as engine:
-                answers = method.log_probs(engine, [queries[i] for i in members], future=route.future)
-            results.update(zip(members, answers, strict=True))
-        return [results[i] for i in range(len(queries))]
-
-    def top_log_probs(self, queries: Sequence[Query], routes: Sequence[Route], k: int) -> list[list[TopScore]]:
-        """Return the log-probability of each asked token, and the k most probable tokens in its place."""
-        results: dict[int, list[TopScore]] = {}
-        for route, members in by_route(routes):
-            method = self.router.method(route)
-            with self.inference(route) as engine:
-                answers = method.top_log_probs(engine, [queries[i] for i in members], k, future=route.future)
+                answers: Sequence[list[Any]] = (
+                    method.log_probs(engine, asked, future=route.future)
+                    if k is None
+                    else method.top_log_probs(engine, asked, k, future=route.future)
+                )
             results.update(zip(members, answers, strict=True))
         return [results[i] for i in range(len(queries))]
 
@@ -224,22 +200,7 @@ class Executor:
                     requests[i] = searches[i].send(answer)
                 except StopIteration as end:
                     results[i] = end.value
-            answers = {}
-            scoring = {i: request for i, request in requests.items() if isinstance(request, Scores)}
-            routes = [route for request in scoring.values() for route in request.routes]
-            found = iter(self.log_probs([query for r in scoring.values() for query in r.queries], routes))
-            answers.update({i: list(islice(found, len(request.queries))) for i, request in scoring.items()})
-            answers.update({i: self.answer(request) for i, request in requests.items() if isinstance(request, Top)})
-            sampling = {i: request for i, request in requests.items() if isinstance(request, Samples)}
-            answers.update(zip(sampling, self.samples(list(sampling.values())), strict=True))
-            sums = {i: request for i, request in requests.items() if isinstance(request, Sums)}
-            scores = iter(self.sums([(query, r.adapter) for r in sums.values() for query in r.queries]))
-            answers.update({i: list(islice(scores, len(request.queries))) for i, request in sums.items()})
-            asked = {i: request for i, request in requests.items() if isinstance(request, LengthRequest)}
-            answers.update(self.lengths(asked))
-            drawing = {i: request for i, request in requests.items() if isinstance(request, Rows)}
-            rows = iter(self.draw(list(drawing.values())))
-            answers.update({i: list(islice(rows, len(request.queries))) for i, request in drawing.items()})
+            answers = self.answers(requests)
         return [results[i] for i in range(len(searches))]
 
     def steps(self, search: Search[Result]) -> Iterator[None]:
@@ -250,19 +211,28 @@ class Executor:
                 request = search.send(answer)
             except StopIteration:
                 return
-            answer = (yield from self.drawing([request])) if isinstance(request, Rows) else self.answer(request)
+            if isinstance(request, Rows):
+                answer = yield from self.drawing([request])
+            else:
+                answer = self.answers({0: request})[0]
 
-    def answer(self, request: Request) -> Any:
-        """Return the result of one request."""
-        if isinstance(request, Scores):
-            return self.log_probs(request.queries, request.routes)
-        if isinstance(request, Top):
-            return self.top_log_probs(request.queries, request.routes, request.k)
-        if isinstance(request, Samples):
-            return self.samples([request])[0]
-        if isinstance(request, Sums):
-            return self.sums([(query, request.adapter) for query in request.queries])
-        return self.lengths({0: request})[0] if isinstance(request, LengthRequest) else self.draw([request])
+    def answers(self, requests: Mapping[int, Request]) -> dict[int, Any]:
+        """Return the results of requests, by number; those of one kind are computed together."""
+        answers: dict[int, Any] = {}
+        scoring = {i: request for i, request in requests.items() if type(request) is Scores}
+        routes = [route for request in scoring.values() for route in request.routes]
+        found = iter(self.log_probs([query for r in scoring.values() for query in r.queries], routes))
+        answers.update({i: list(islice(found, len(request.queries))) for i, request in scoring.items()})
+        for i, request in requests.items():
+            if isinstance(request, Top):
+                answers[i] = self.log_probs(request.queries, request.routes, request.k)
+        sampling = {i: request for i, request in requests.items() if isinstance(request, Samples)}
+        answers.update(zip(sampling, self.samples(list(sampling.values())), strict=True))
+        answers.update(self.lengths({i: r for i, r in requests.items() if isinstance(r, LengthRequest)}))
+        drawing = {i: request for i, request in requests.items() if isinstance(request, Rows)}
+        rows = iter(self.draw(list(drawing.values())))
+        answers.update({i: list(islice(rows, len(request.queries))) for i, request in drawing.items()})
+        return answers
 
     def samples(self, requests: Sequence[Samples]) -> list[list[list[Drawn]]]:
         """Return the samples of each request; those with the same options are drawn together."""
@@ -278,11 +248,6 @@ class Executor:
             for (number, i), drawn in zip(members, batch, strict=True):
                 results[number][i] = drawn
         return results
-
-    def sums(self, queries: Sequence[tuple[Query, Choice]]) -> list[float]:
-        """Return the log-probability of all asked tokens of each query, read from left to right."""
-        routes = [self.router.routes([query], False, adapter)[0] for query, adapter in queries]
-        return [math.fsum(answer) for answer in self.log_probs([query for query, _ in queries], routes)]
 
     def lengths(self, requests: Mapping[int, LengthRequest]) -> dict[int, np.ndarray]:
         """Return the log-probabilities of lengths of requests, by number."""

@@ -28,7 +28,7 @@ from acgpt.engine.decoding import ActiveRow
 from acgpt.engine.meter import ignore
 from acgpt.errors import InputError, TemplateError, too_long, whole_number
 from acgpt.models.adapters import Choice
-from acgpt.models.executor import Executor, Rows, Search, Sums
+from acgpt.models.executor import Executor, Rows, Scores, Search
 from acgpt.models.region import RegionGuide, constraint_of
 from acgpt.models.router import Route
 from acgpt.query.constraint import Constraint
@@ -410,10 +410,11 @@ class Filler(ABC):
             asked = [k and i >= start for i, k in enumerate(known)]
             queries.append(Query.trusted(tokens, given, asked))
         scorable = [i for i, query in enumerate(queries) if any(query.asked)]
-        sums = (yield Sums([queries[i] for i in scorable], self.options.adapter)) if scorable else []
-        scores = dict(zip(scorable, sums, strict=True))
+        scored = [queries[i] for i in scorable]
+        routes = self.executor.router.routes(scored, False, self.options.adapter)
+        scores = dict(zip(scorable, (yield Scores(scored, routes)) if scored else [], strict=True))
         for i, candidate in enumerate(candidates):
-            candidate.log_text = scores.get(i, 0.0)
+            candidate.log_text = math.fsum(scores.get(i, ()))
 
     def is_empty(self, gapped: Gapped, candidate: Candidate) -> bool:
         """Return whether all gaps of a candidate are empty or white space."""

@@ -23,7 +23,6 @@ All methods but `submit`, `Job.cancel` and `close` run in the scheduler's thread
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections import deque
@@ -38,7 +37,7 @@ from acgpt.engine.attention import Watch, blocks_of
 from acgpt.engine.decoding import ActiveRow
 from acgpt.engine.prefixes import Prefixes
 from acgpt.errors import QueryError
-from acgpt.models.executor import Executor, LengthRequest, Request, Rows, Samples, Scores, Search, Sums, Top
+from acgpt.models.executor import Executor, LengthRequest, Request, Rows, Samples, Scores, Search, Top
 from acgpt.models.router import Route, by_route
 from acgpt.query.query import Query
 from acgpt.serving.jobs import (
@@ -352,14 +351,9 @@ class Scheduler:
                 )
         elif isinstance(request, Samples):
             self._accept_samples(job, request)
-        elif isinstance(request, Scores | Top | Sums):
-            routes = (
-                request.routes
-                if not isinstance(request, Sums)
-                else [self.executor.router.routes([query], False, request.adapter)[0] for query in request.queries]
-            )
+        elif isinstance(request, Scores):
             job.parts, top = len(request.queries), request.k if isinstance(request, Top) else None
-            for i, (query, route) in enumerate(zip(request.queries, routes, strict=True)):
+            for i, (query, route) in enumerate(zip(request.queries, request.routes, strict=True)):
                 self.scores.append(PendingScore(job, i, query, route, top))
         else:
             job.parts = len(request.questions)
@@ -391,9 +385,7 @@ class Scheduler:
         if len(job.answers) < job.parts:
             return
         parts, request = [job.answers[i] for i in range(job.parts)], job.request
-        if isinstance(request, Sums):
-            self._advance(job, [math.fsum(part) for part in parts])
-        elif isinstance(request, Samples):
+        if isinstance(request, Samples):
             self._advance(job, [parts[i : i + request.n] for i in range(0, len(parts), request.n)])
         elif isinstance(request, LengthRequest):
             self._advance(job, np.stack(parts))
@@ -530,13 +522,9 @@ class Scheduler:
         if not pending:
             return
         try:
-            queries, routes, top = [each.query for each in pending], [route] * len(pending), pending[0].top
             with self._pass_for(each.job for each in pending):
-                answers: Sequence[Sequence[Any]] = (
-                    self.executor.log_probs(queries, routes)
-                    if top is None
-                    else self.executor.top_log_probs(queries, routes, top)
-                )
+                queries = [each.query for each in pending]
+                answers = self.executor.log_probs(queries, [route] * len(pending), pending[0].top)
         except Abandoned:
             return
         except Exception as error:
