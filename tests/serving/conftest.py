@@ -20,6 +20,11 @@ def lengths_lm():
     return tiny_lm(lengths=True)
 
 
+@pytest.fixture(scope="session")
+def lm(served_lm):
+    return served_lm
+
+
 @pytest.fixture(scope="module")
 def service(served_lm):
     with service_of(served_lm) as service:

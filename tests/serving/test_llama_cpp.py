@@ -8,10 +8,8 @@ import time
 
 import httpx
 import pytest
-from models import tiny_model, tiny_tokenizer
-from servers import local_client, service_of, serving
+from servers import local_client, service_of, serving, tiny_lm
 
-from acgpt import LanguageModel, Metadata
 from acgpt.models.fill_by_search import FillBySearch
 from acgpt.query.text import encode_text
 from acgpt.serving import llama_cpp
@@ -26,8 +24,7 @@ TIMINGS = [
 
 @pytest.fixture(scope="module")
 def lm():
-    network = tiny_model("llama", vocabulary=340, scale=0.15, positions=128).double().eval()
-    return LanguageModel(network, tiny_tokenizer(bos_token="<bos>", eos_token="<eos>"), metadata=Metadata())
+    return tiny_lm(positions=128)
 
 
 @pytest.fixture(scope="module")

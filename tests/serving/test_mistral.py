@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from models import tiny_model, tiny_tokenizer
 from servers import serving
-
-from acgpt import LanguageModel, Metadata
 
 pytest.importorskip("mistralai", reason="needs the mistralai package")
 mistral = pytest.importorskip("mistralai.client", reason="needs the mistralai package, 2 or newer")
 
 PROMPT, SUFFIX = "The cat sat on the", " and the dog sat."
-
-
-@pytest.fixture(scope="module")
-def lm():
-    network = tiny_model("llama", vocabulary=340, scale=0.15, positions=96).double().eval()
-    return LanguageModel(network, tiny_tokenizer(bos_token="<bos>", eos_token="<eos>"), metadata=Metadata())
 
 
 @pytest.fixture(scope="module")

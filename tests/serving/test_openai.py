@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from models import tiny_model, tiny_tokenizer
+from models import tiny_model
 from servers import serving
 from tolerance import exactly
 
@@ -25,16 +25,6 @@ from acgpt.serving.completions import Completer, Options
 openai = pytest.importorskip("openai", reason="needs the openai package")
 
 PROMPT, SUFFIX = "The cat sat on the", " and the dog sat."
-
-
-def model(dtype=torch.float64):
-    network = tiny_model("llama", vocabulary=340, scale=0.15, positions=96).to(dtype).eval()
-    return LanguageModel(network, tiny_tokenizer(bos_token="<bos>", eos_token="<eos>"), metadata=Metadata())
-
-
-@pytest.fixture(scope="module")
-def lm():
-    return model()
 
 
 @pytest.fixture(scope="module")

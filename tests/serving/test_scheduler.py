@@ -9,11 +9,9 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from models import tiny_model, tiny_tokenizer
-from servers import local_client, tiny_lm, until
+from servers import local_client, until
 from tolerance import exactly, same_scores
 
-from acgpt import LanguageModel, Metadata
 from acgpt.engine.attention import blocks_of
 from acgpt.engine.decoding import Decoding
 from acgpt.models.answers import Fill
@@ -24,12 +22,6 @@ from acgpt.serving.scheduler import Scheduler
 from acgpt.serving.service import Service
 
 WORDS = ["cat", "dog", "bird", "mat", "the", "sat", "on", "a"]
-
-
-@pytest.fixture(scope="module")
-def lm():
-    network = tiny_model("llama", vocabulary=340, scale=0.15, positions=96).double().eval()
-    return LanguageModel(network, tiny_tokenizer(bos_token="<bos>", eos_token="<eos>"), metadata=Metadata())
 
 
 @pytest.fixture(params=[{}, {"patience": 3, "keep_pools": True}], ids=["as on a CPU", "as on a GPU"])
@@ -210,11 +202,6 @@ def test_a_query_waits_for_others_the_longer_the_more_rows_are_decoded(lm, monke
     for _ in range(2):  # the count begins again
         assert [scheduler._due("lengths", waiting) for _ in range(rounds)] == [False] * (rounds - 1) + [True]
     assert not scheduler._due("lengths", 0)
-
-
-@pytest.fixture(scope="module")
-def lengths_lm():
-    return tiny_lm(lengths=True)
 
 
 def test_searches_whose_lengths_are_known_still_wait(lengths_lm, monkeypatch):
