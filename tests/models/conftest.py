@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from checkpoints import write_adapter, write_model
+from models import tiny_tokenizer
+from runs import SPECIAL, write_corpus
 from test_loading import lora, network, scores, tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -25,6 +28,16 @@ def adapted(tmp_path):
     metadata = Metadata(bos_token_id=1, base_hash=fingerprint, tokenizer_hash=tokenizer_hash(tokenizer()))
     metadata.write(adapter)
     return base, adapter, scores(LanguageModel(peft_model, tokenizer(), metadata=metadata))
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory):
+    """A corpus, a model with its tokenizer, and an adapter for it. Not to be changed."""
+    folder = tmp_path_factory.mktemp("workshop")
+    write_corpus(folder / "corpus")
+    write_model(folder / "model", tiny_tokenizer(**SPECIAL))
+    write_adapter(folder / "adapter", folder / "model")
+    return folder
 
 
 @pytest.fixture

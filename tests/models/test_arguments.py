@@ -9,7 +9,6 @@ from models import tiny_model, tiny_tokenizer
 
 import acgpt
 from acgpt import InputError, LanguageModel, Metadata, Query, QueryError
-from acgpt.engine.decode import Sampling
 
 
 @pytest.fixture(scope="module")
@@ -22,19 +21,11 @@ def lm(parts):
     return LanguageModel(*parts, metadata=Metadata())
 
 
-@pytest.mark.parametrize("value", [True, False, np.True_, "1", None, 1.5], ids=repr)
-def test_the_number_of_samples_is_a_whole_number(lm, value):
-    with pytest.raises(InputError, match=r"^n must be a whole number, at least 1, not "):
-        lm.sample("The {{_1}} sat.", value)
-
-
-@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "seed"])
+@pytest.mark.parametrize("name", ["n", "temperature", "top_p", "top_k", "seed"])
 @pytest.mark.parametrize("value", [True, False, np.True_], ids=repr)
 def test_booleans_are_no_numbers_for_sampling(lm, name, value):
-    with pytest.raises(InputError, match=rf"^{name} must be a (whole )?number, not "):
+    with pytest.raises(InputError, match=rf"^{name} must be a (whole )?number, "):
         lm.sample("The {{_1}} sat.", **{name: value})
-    with pytest.raises(InputError, match=name):
-        Sampling(**{name: value})
 
 
 def test_integers_of_other_libraries_are_numbers(lm):

@@ -30,11 +30,7 @@ from checkpoints import (
     text,
     tokens,
     without,
-    write_adapter,
-    write_model,
 )
-from models import tiny_tokenizer
-from runs import SPECIAL, write_corpus
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 from typer.testing import CliRunner
 
@@ -80,6 +76,7 @@ NOT_BUILT = {  # nothing is built of these: what is wrong, and what is said of i
     "config that is not text": (raw(CONFIG, b"\xff"), f"config.json {NO_OBJECT}"),
     "config of long digits": (text(CONFIG, f'{{"hidden_size": {"9" * 5000}}}'), f"config.json {NO_OBJECT}"),
     "config without a type": (text(CONFIG, "{}"), "model_type"),
+    "config of an unknown type": (keys(model_type="abacus"), "abacus"),
     "config of a number's type": (keys(model_type=5), "model type `5`"),
     "config that is a folder": (instead(CONFIG, Path.mkdir), r"has no config\.json"),
     "config in a loop of links": (instead(CONFIG, lambda path: path.symlink_to(path.name)), r"has no config\.json"),
@@ -160,23 +157,14 @@ ADAPTERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory):
-    """A model, an adapter for it, and a corpus. Not to be changed."""
-    folder = tmp_path_factory.mktemp("shelf")
-    write_model(folder / "model")
-    write_adapter(folder / "adapter", folder / "model")
-    return folder
+@pytest.fixture
+def model(workshop, tmp_path):
+    return Path(shutil.copytree(workshop / "model", tmp_path / "model"))
 
 
 @pytest.fixture
-def model(shelf, tmp_path):
-    return Path(shutil.copytree(shelf / "model", tmp_path / "model"))
-
-
-@pytest.fixture
-def adapter(shelf, tmp_path):
-    return Path(shutil.copytree(shelf / "adapter", tmp_path / "adapter"))
+def adapter(workshop, tmp_path):
+    return Path(shutil.copytree(workshop / "adapter", tmp_path / "adapter"))
 
 
 def refusal(*names, match, folder):
@@ -205,9 +193,9 @@ def test_a_model_that_turns_out_to_be_damaged_is_refused(model, damage, match):
 
 @pytest.mark.parametrize(("damage", "match"), ADAPTERS.values(), ids=ADAPTERS)
 @pytest.mark.filterwarnings("ignore::UserWarning:peft")
-def test_a_damaged_adapter_is_refused(shelf, adapter, damage, match):
+def test_a_damaged_adapter_is_refused(workshop, adapter, damage, match):
     damage(adapter)
-    refusal(shelf / "model", adapter, match=match, folder=adapter)
+    refusal(workshop / "model", adapter, match=match, folder=adapter)
 
 
 @pytest.mark.parametrize("name", ["config that is deep", "config that is a list", "rank of 10**9", "pickle"])
@@ -217,15 +205,15 @@ def test_a_damaged_adapter_that_brings_its_base_is_refused(adapter, name):
     refusal(adapter, match=match, folder=adapter)
 
 
-def test_pickles_of_tensors_alone_are_read(shelf, model, adapter):
-    want = acgpt.load(shelf / "model", shelf / "adapter").log_prob("The {{cat}} sat.").log_prob
+def test_pickles_of_tensors_alone_are_read(workshop, model, adapter):
+    want = acgpt.load(workshop / "model", workshop / "adapter").log_prob("The {{cat}} sat.").log_prob
     for file, pickle in ((model / WEIGHTS, "pytorch_model.bin"), (adapter / ADAPTER_WEIGHTS, "adapter_model.bin")):
         torch.save(safetensors_of(file), file.with_name(pickle))
         file.unlink()
     assert acgpt.load(model, adapter).log_prob("The {{cat}} sat.").log_prob == pytest.approx(want, abs=1e-6)
 
 
-def test_weights_in_several_files_are_read(shelf, model):
+def test_weights_in_several_files_are_read(workshop, model):
     from safetensors.torch import save_file
 
     weights = safetensors_of(model / WEIGHTS)
@@ -234,7 +222,7 @@ def test_weights_in_several_files_are_read(shelf, model):
     for file in set(names.values()):
         save_file({name: weights[name] for name in weights if names[name] == file}, model / file, {"format": "pt"})
     (model / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
-    want = acgpt.load(shelf / "model").log_prob("The {{cat}} sat.")
+    want = acgpt.load(workshop / "model").log_prob("The {{cat}} sat.")
     assert acgpt.load(model).log_prob("The {{cat}} sat.") == want
 
 
@@ -245,9 +233,9 @@ def safetensors_of(path):
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_2", "eager", "no-such-attention", None])
-def test_an_attention_that_the_config_names_does_not_matter(shelf, model, attention):
+def test_an_attention_that_the_config_names_does_not_matter(workshop, model, attention):
     keys(attn_implementation=attention)(model)
-    want = acgpt.load(shelf / "model").log_prob("The {{cat}} sat.").log_prob
+    want = acgpt.load(workshop / "model").log_prob("The {{cat}} sat.").log_prob
     assert acgpt.load(model).log_prob("The {{cat}} sat.").log_prob == pytest.approx(want, abs=1e-5)
 
 
@@ -327,29 +315,29 @@ def test_a_damaged_gguf_file_is_refused(tmp_path, content):
 
 @pytest.mark.parametrize("name", [5, 1.5, True, b"model", [], object(), "x" * 5000, "/" + "x" * 5000, "a\0b"], ids=type)
 @pytest.mark.parametrize("as_adapter", [False, True])
-def test_what_is_no_name_is_refused(shelf, name, as_adapter):
-    refusal(*((shelf / "model", name) if as_adapter else (name,)), match="", folder=shelf)
+def test_what_is_no_name_is_refused(workshop, name, as_adapter):
+    refusal(*((workshop / "model", name) if as_adapter else (name,)), match="", folder=workshop)
 
 
 @pytest.mark.parametrize("as_adapter", [False, True])
-def test_a_file_a_loop_of_links_and_an_empty_folder_are_named(shelf, tmp_path, as_adapter):
+def test_a_file_a_loop_of_links_and_an_empty_folder_are_named(workshop, tmp_path, as_adapter):
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").write_text("text")
     (tmp_path / "empty").mkdir()
     for name, match in (("loop", "there is no folder"), ("file", "is a file: name the folder"), ("empty", "has no ")):
-        names = (shelf / "model", tmp_path / name) if as_adapter else (tmp_path / name,)
+        names = (workshop / "model", tmp_path / name) if as_adapter else (tmp_path / name,)
         assert f"FOLDER/{name}" in refusal(*names, match=match, folder=tmp_path)
 
 
 # ---- from the hub ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_kept_of_the_hub_is_checked_likewise(shelf, model, adapter, tmp_path, monkeypatch):
+def test_what_is_kept_of_the_hub_is_checked_likewise(workshop, model, adapter, tmp_path, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "kept"))
-    keep(shelf / "model", tmp_path, "someone/model")
-    keep(shelf / "adapter", tmp_path, "someone/adapter")
+    keep(workshop / "model", tmp_path, "someone/model")
+    keep(workshop / "adapter", tmp_path, "someone/adapter")
     acgpt.load("someone/model", "someone/adapter")
     keys(vocab_size=10**12)(model)
     keys(ADAPTER_CONFIG, r=10**9)(adapter)
@@ -371,18 +359,9 @@ def keep(folder, root, name):
 # ---- the commands ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def workshop(tmp_path_factory):
-    """A corpus, a model with its tokenizer, and an adapter for it. Not to be changed."""
-    folder = tmp_path_factory.mktemp("workshop")
-    write_corpus(folder / "corpus")
-    write_model(folder / "model", tiny_tokenizer(**SPECIAL))
-    write_adapter(folder / "adapter", folder / "model")
-    return folder
-
-
 COMMANDS = {
     "score": ["score", "The {{cat}}.", "-m", "MODEL"],
+    "score from standard input": ["score", "-", "-m", "MODEL"],
     "rank": ["rank", "The {{cat|dog}}.", "-m", "MODEL"],
     "infill": ["infill", "The {{_2}}.", "-m", "MODEL", "-a", "ADAPTER"],
     "show": ["show", "The {{cat}}.", "-m", "MODEL"],

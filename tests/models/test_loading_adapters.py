@@ -70,11 +70,6 @@ def test_an_adapter_that_does_not_fit_is_a_model_error(adapted, tmp_path):
             acgpt.load(tmp_path / "wide", adapter=adapter)
 
 
-def test_an_adapter_that_is_not_there_is_a_model_error(adapted, tmp_path):
-    with pytest.raises(ModelError, match="nowhere"):
-        acgpt.load(adapted[0], adapter=tmp_path / "nowhere")
-
-
 def test_an_adapter_made_with_another_tokenizer_is_refused(adapted):
     base, adapter, _ = adapted
     Metadata(tokenizer_hash="0" * 64).write(adapter)
@@ -257,25 +252,6 @@ def test_what_an_adapter_says_of_bos_holds_for_the_default_model_too(embedded, a
     lm = acgpt.load(adapter=adapter)
     assert lm.bos == 1  # as it was trained; the default's own choice is for the model as it comes
     assert scores(lm) == pytest.approx(want, rel=0, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_the_real_default_model_knows_the_capital_of_france():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # an adapter that was made for other weights would warn
-        lm = acgpt.load()
-    assert lm.reads_future and lm.mask is not None
-    italy = "The capital of {{Italy}} is Rome."
-    assert lm.log_prob(italy).log_prob > max(-2, lm.log_prob(italy, future=False).log_prob + 3)
-    (filled,) = lm.sample("The capital of{{_1}} is Rome.", temperature=0)
-    assert filled.fills == (" Italy",)
-    right, wrong = lm.log_prob(["The capital of France is {{Paris}}", "The capital of France is {{Rome}}"])
-    assert right.log_prob > -2 and right.log_prob > wrong.log_prob + 3
-    ranking = lm.rank("The {{cat|dog|carburettor}} purred.")
-    assert ranking[0].choice == ("cat",)
-    (sample,) = lm.sample("The capital of France is{{_1}}", temperature=0)
-    assert sample.fills == (" Paris",)
-    assert sample.log_prob == pytest.approx(right.log_prob, abs=1e-3)
 
 
 def test_the_defaults_adapter_is_small_enough_to_ship():

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from models import tiny_model, tiny_tokenizer, trained_bpe
+from models import tiny_model, trained_bpe
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from shelves import lora, tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -36,10 +37,6 @@ TEMPLATES = ["The {{cat}} sat on the mat.", "The {{cat}} sat on the {{mat}}.", "
 CONDITIONING = Conditioning.from_dict({"r_max": 0.4, "infilling": 0.5}).as_dict()
 
 
-def tokenizer():
-    return tiny_tokenizer(bos_token="<bos>", eos_token="<eos>")
-
-
 def scores(lm):
     return [token.log_prob for score in lm.log_prob(TEMPLATES, future=True) for token in score.tokens]
 
@@ -55,15 +52,8 @@ def offline(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
 
 
-def make_adapter(folder, network, *targets, metadata=None, **how):
-    torch.manual_seed(1)
-    targets = list(targets or ("q_proj", "down_proj"))
-    config = peft.LoraConfig(target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM", **how)
-    adapted = peft.get_peft_model(network, config)
-    for name, weight in adapted.named_parameters():
-        if "modules_to_save" in name:
-            weight.data += torch.randn_like(weight)
-    adapted.save_pretrained(folder)
+def make_adapter(folder, network, *targets, metadata=None):
+    lora(network, *(targets or ("q_proj", "down_proj")), seed=1).save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's own card
     (metadata or Metadata(conditioning=CONDITIONING, bos_token_id=1, mask_token_id=2)).write(folder)
 
@@ -253,8 +243,6 @@ def test_what_would_answer_otherwise_is_not_written(tmp_path):
 
 
 def test_what_cannot_be_merged_is_named(pair, tmp_path):
-    assert "nowhere" in run("merge", pair[0], "/nowhere/adapter", "-o", tmp_path / "x", code=2).stderr
-    assert "/nowhere/base" in run("merge", "/nowhere/base", pair[1], "-o", tmp_path / "x", code=2).stderr
     config = peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
     peft.get_peft_model(AutoModelForCausalLM.from_pretrained(pair[0]), config).save_pretrained(tmp_path / "prompt")
     assert "virtual tokens" in run("merge", pair[0], tmp_path / "prompt", "-o", tmp_path / "x", code=2).stderr
@@ -441,20 +429,16 @@ def test_a_folder_with_a_pickle_is_refused_with_the_reason(folder, hub, name):
     assert hub.calls == []
 
 
-def test_what_is_no_model_is_refused(folder, hub, tmp_path):
+def test_what_is_no_model_is_refused(folder, hub):
     link = folder / "link.txt"
     link.symlink_to("/etc/hostname")
     assert "is a symbolic link" in run("push", folder, "me/mine", code=2).stderr
     link.unlink()
-    (folder / FILE).unlink()
-    assert "no acgpt.json" in run("push", folder, "me/mine", code=2).stderr
-    Metadata().write(folder)
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
     assert "no weights" in run("push", folder, "me/mine", code=2).stderr
     (folder / "config.json").rename(folder / "adapter_config.json")
     run("push", folder, "me/mine")
-    assert "there is no folder" in run("push", tmp_path / "nowhere", "me/mine", code=2).stderr
-    for name in ("mine", "a/b/c", "a b/c", "/x", "me/-x-"):
+    for name in ("a/b/c", "a b/c", "/x", "me/-x-"):
         assert (
             "repository" in run("push", folder, name, code=2).stderr
             or "owner" in run("push", folder, name, code=2).stderr

@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoints import ADAPTER_CONFIG, keys, text, write_adapter, write_model
-from models import tiny_tokenizer
-from runs import SMALL, SPECIAL, write_corpus
-from typer.testing import CliRunner
+from checkpoints import ADAPTER_CONFIG, keys, text
+from runs import SMALL
+from test_damaged_checkpoints import COMMANDS, assert_refused, invoke
 
 import acgpt
 from acgpt import InputError, ModelError
-from acgpt.cli.main import app
 from acgpt.data.corpus import tokenizer_in
 from acgpt.data.tokenizer import named
 from acgpt.display.show import load_reader
@@ -30,16 +28,6 @@ pytestmark = pytest.mark.usefixtures("offline")
 
 NO_CODE = "acgpt runs no code from a checkpoint"
 CLASSES = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
-
-
-@pytest.fixture(scope="module")
-def shelf(tmp_path_factory):
-    """A model, an adapter for it, and a corpus. Not to be changed."""
-    folder = tmp_path_factory.mktemp("shelf")
-    write_corpus(folder / "corpus")
-    write_model(folder / "model", tiny_tokenizer(**SPECIAL))
-    write_adapter(folder / "adapter", folder / "model")
-    return folder
 
 
 @pytest.fixture
@@ -62,51 +50,51 @@ def add_code(folder):
 
 
 @pytest.fixture
-def evil(shelf, tmp_path):
+def evil(workshop, tmp_path):
     """A model whose architecture is code in its folder."""
-    folder = Path(shutil.copytree(shelf / "model", tmp_path / "evil"))
+    folder = Path(shutil.copytree(workshop / "model", tmp_path / "evil"))
     add_code(folder)
     return folder
 
 
-def recipe(shelf, base, output, **more):
+def recipe(workshop, base, output, **more):
     content = {name: value for name, value in SMALL.items() if name != "model"}
-    return make(content | {"corpus": str(shelf / "corpus"), "base": str(base), "output": str(output)} | more, "mine")
+    return make(content | {"corpus": str(workshop / "corpus"), "base": str(base), "output": str(output)} | more, "mine")
 
 
-def reference_from_corpus(shelf, evil, tmp_path):
+def reference_from_corpus(workshop, evil, tmp_path):
     shutil.copytree(evil, tmp_path / "corpus" / "tokenizer")
     tokenizer_in(tmp_path / "corpus")
 
 
-def base_of_adapter(shelf, evil, tmp_path):
-    adapter = shutil.copytree(shelf / "adapter", tmp_path / "adapter")
+def base_of_adapter(workshop, evil, tmp_path):
+    adapter = shutil.copytree(workshop / "adapter", tmp_path / "adapter")
     keys(ADAPTER_CONFIG, base_model_name_or_path=str(evil))(Path(adapter))
     acgpt.load(adapter)
 
 
 LOADERS = {
-    "a model": lambda shelf, evil, tmp_path: acgpt.load(evil),
-    "a model with an adapter": lambda shelf, evil, tmp_path: acgpt.load(evil, shelf / "adapter"),
+    "a model": lambda workshop, evil, tmp_path: acgpt.load(evil),
+    "a model with an adapter": lambda workshop, evil, tmp_path: acgpt.load(evil, workshop / "adapter"),
     "the base of an adapter": base_of_adapter,
-    "what is drawn": lambda shelf, evil, tmp_path: load_reader(str(evil)),
-    "the tokenizer of a new corpus": lambda shelf, evil, tmp_path: named(str(evil)),
+    "what is drawn": lambda workshop, evil, tmp_path: load_reader(str(evil)),
+    "the tokenizer of a new corpus": lambda workshop, evil, tmp_path: named(str(evil)),
     "the tokenizer of a corpus": reference_from_corpus,
-    "features": lambda shelf, evil, tmp_path: Featurizer.load(str(evil)),
-    "a look at features": lambda shelf, evil, tmp_path: Featurizer.check(str(evil)),
-    "a merge": lambda shelf, evil, tmp_path: merge(str(evil), str(shelf / "adapter"), tmp_path / "out"),
-    "training": lambda shelf, evil, tmp_path: train(
-        recipe(shelf, evil, tmp_path / "out", lora={"rank": 4}), quiet=True
+    "features": lambda workshop, evil, tmp_path: Featurizer.load(str(evil)),
+    "a look at features": lambda workshop, evil, tmp_path: Featurizer.check(str(evil)),
+    "a merge": lambda workshop, evil, tmp_path: merge(str(evil), str(workshop / "adapter"), tmp_path / "out"),
+    "training": lambda workshop, evil, tmp_path: train(
+        recipe(workshop, evil, tmp_path / "out", lora={"rank": 4}), quiet=True
     ),
-    "full training": lambda shelf, evil, tmp_path: train(recipe(shelf, evil, tmp_path / "out"), quiet=True),
-    "a plan of training": lambda shelf, evil, tmp_path: head_dim(str(evil)),
+    "full training": lambda workshop, evil, tmp_path: train(recipe(workshop, evil, tmp_path / "out"), quiet=True),
+    "a plan of training": lambda workshop, evil, tmp_path: head_dim(str(evil)),
 }
 
 
 @pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
-def test_no_loader_runs_code_or_asks_whether_it_may(shelf, evil, tmp_path, answers, capsys, load):
+def test_no_loader_runs_code_or_asks_whether_it_may(workshop, evil, tmp_path, answers, capsys, load):
     with pytest.raises(InputError, match=NO_CODE) as caught:
-        load(shelf, evil, tmp_path)
+        load(workshop, evil, tmp_path)
     assert not list(tmp_path.glob("**/marker"))
     assert answers.tell() == 0 and capsys.readouterr().out == ""
     assert "trust_remote_code" not in str(caught.value) and "\n" not in str(caught.value)
@@ -117,86 +105,70 @@ def test_a_report_takes_no_tokenizer_that_is_code(evil, answers):
     assert not (evil / "marker").exists() and answers.tell() == 0
 
 
-def test_a_known_architecture_is_loaded_without_the_code_beside_it(shelf, evil, answers):
+def test_a_known_architecture_is_loaded_without_the_code_beside_it(workshop, evil, answers):
     """Many models on the hub have a known architecture and also code of their own."""
     keys(model_type="llama")(evil)
     keys("tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")(evil)
-    want = acgpt.load(shelf / "model").log_prob("The {{cat}} sat.")
+    want = acgpt.load(workshop / "model").log_prob("The {{cat}} sat.")
     assert acgpt.load(evil).log_prob("The {{cat}} sat.") == want
     assert not (evil / "marker").exists() and answers.tell() == 0
 
 
-def test_generation_that_a_model_brings_is_not_run(shelf, tmp_path, answers):
-    folder = Path(shutil.copytree(shelf / "model", tmp_path / "model"))
+def test_generation_that_a_model_brings_is_not_run(workshop, tmp_path, answers):
+    folder = Path(shutil.copytree(workshop / "model", tmp_path / "model"))
     (folder / "custom_generate").mkdir()
     text("custom_generate/generate.py", f"open({str(folder / 'marker')!r}, 'w').close()\n")(folder)
     acgpt.load(folder).sample("The {{_2}}", seed=0)
     assert not (folder / "marker").exists() and answers.tell() == 0
 
 
-def test_a_chat_template_is_not_run(shelf, tmp_path):
-    folder = Path(shutil.copytree(shelf / "model", tmp_path / "model"))
+def test_a_chat_template_is_not_run(workshop, tmp_path):
+    folder = Path(shutil.copytree(workshop / "model", tmp_path / "model"))
     text("chat_template.jinja", "{{ 1 / 0 }}")(folder)
     acgpt.load(folder).sample("The {{_2}}", seed=0)
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
 @pytest.mark.parametrize("kernel", ["someone/kernel", "kernels-community/flash-attn2", "someone/kernel@main:run"])
-def test_kernels_from_the_hub_are_refused(shelf, tmp_path, key, kernel):
-    folder = Path(shutil.copytree(shelf / "model", tmp_path / "model"))
+def test_kernels_from_the_hub_are_refused(workshop, tmp_path, key, kernel):
+    folder = Path(shutil.copytree(workshop / "model", tmp_path / "model"))
     keys(**{key: kernel})(folder)
     with pytest.raises(ModelError, match=f"attention kernel {kernel}, and {NO_CODE}"):
         acgpt.load(folder)
 
 
 @pytest.mark.parametrize("beside_the_model", [False, True])
-def test_a_module_that_an_adapter_names_is_not_imported(shelf, tmp_path, monkeypatch, beside_the_model):
+def test_a_module_that_an_adapter_names_is_not_imported(workshop, tmp_path, monkeypatch, beside_the_model):
     """Where PEFT imports it, and where transformers has PEFT do so, for an adapter in the folder of the model."""
-    folder = Path(shutil.copytree(shelf / "adapter", tmp_path / "adapter"))
+    folder = Path(shutil.copytree(workshop / "adapter", tmp_path / "adapter"))
     module = {"megatron_config": {"hidden_size": 8}, "megatron_core": "acgpt_test_evil.core"}
     keys(ADAPTER_CONFIG, auto_mapping={"base_model_class": "A", "parent_library": "acgpt_test_evil"}, **module)(folder)
     (tmp_path / "acgpt_test_evil.py").write_text("raise SystemExit('run')\n")
     monkeypatch.syspath_prepend(tmp_path)
     if beside_the_model:
-        shutil.copytree(shelf / "model", folder, dirs_exist_ok=True)
+        shutil.copytree(workshop / "model", folder, dirs_exist_ok=True)
     with pytest.raises(ModelError, match=NO_CODE):
         if beside_the_model:
-            acgpt.load(folder, shelf / "adapter")
+            acgpt.load(folder, workshop / "adapter")
         else:
-            acgpt.load(shelf / "model", folder)
+            acgpt.load(workshop / "model", folder)
     assert "acgpt_test_evil" not in sys.modules
 
 
-def test_a_library_that_an_adapter_names_is_not_imported(shelf, tmp_path, monkeypatch):
-    folder = Path(shutil.copytree(shelf / "adapter", tmp_path / "adapter"))
+def test_a_library_that_an_adapter_names_is_not_imported(workshop, tmp_path, monkeypatch):
+    folder = Path(shutil.copytree(workshop / "adapter", tmp_path / "adapter"))
     auto_mapping = {"base_model_class": "A", "parent_library": "acgpt_test_evil"}
     keys(ADAPTER_CONFIG, auto_mapping=auto_mapping, task_type=None)(folder)
     (tmp_path / "acgpt_test_evil.py").write_text("raise SystemExit('run')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    acgpt.load(shelf / "model", folder)
+    acgpt.load(workshop / "model", folder)
     assert "acgpt_test_evil" not in sys.modules
 
 
-COMMANDS = {
-    "score": ["score", "The {{cat}}.", "-m", "MODEL"],
-    "score from standard input": ["score", "-", "-m", "MODEL"],
-    "show": ["show", "The {{cat}}.", "-m", "MODEL"],
-    "evaluate": ["evaluate", "MODEL", "CORPUS", "--length", "30"],
-    "merge": ["merge", "MODEL", "ADAPTER", "-o", "OUTPUT"],
-    "prepare": ["prepare", "TEXT", "-t", "MODEL", "-o", "OUTPUT"],
-    "finetune": ["finetune", "-b", "MODEL", "-c", "CORPUS", "-o", "OUTPUT", "device=cpu", "length=31"],
-}
-
-
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_that_is_answered_yes_runs_no_code(shelf, evil, tmp_path, command):
-    (tmp_path / "text.txt").write_text("The cat sat on the mat.\n")
-    places = {"MODEL": evil, "ADAPTER": shelf / "adapter", "CORPUS": shelf / "corpus"}
-    places |= {"OUTPUT": tmp_path / "output", "TEXT": tmp_path / "text.txt"}
-    result = CliRunner().invoke(app, [str(places.get(word, word)) for word in COMMANDS[command]], input="y\n" * 9)
+def test_a_command_that_is_answered_yes_runs_no_code(workshop, evil, tmp_path, command):
+    assert_refused(invoke(command, workshop, tmp_path, MODEL=evil), NO_CODE)
     assert not (evil / "marker").exists()
-    assert result.exit_code == 2 and result.stdout == ""
-    assert result.stderr.count("error: ") == 1 and NO_CODE in result.stderr
 
 
 def test_every_call_that_loads_from_the_hub_says_that_no_code_is_run():
