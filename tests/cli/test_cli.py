@@ -261,7 +261,7 @@ for sys.argv[1:] in {commands}:
         main()
     except SystemExit as end:
         print("code", end.code)
-print("imported", [name for name in ("torch", "transformers", "numpy") if name in sys.modules])
+print("imported", [name for name in ("torch", "transformers", "numpy", "jinja2") if name in sys.modules])
 """
     env = os.environ | {"PYTHONPATH": SOURCE, "PYTHONUTF8": "1", "COLUMNS": "100"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, encoding="utf-8", timeout=60)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import ast
 import doctest
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from generations import write_generations
-from runs import write_corpus
 from test_report import AC, CAUSAL, twin_of, write_run
 from test_report_generation import score
 from test_report_scratch import scratch
@@ -20,16 +17,10 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli.main import app
-from acgpt.report import write
+from acgpt.query.modes import MODES
 from acgpt.report.write import make_report
 
 ROOT = Path(__file__).resolve().parents[2]
-MODES = ("unconditional", "infilling", "training", "infilling-no-future", "training-no-future")
-
-
-@pytest.fixture(autouse=True)
-def only_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "find_spec", lambda name: None)
 
 
 @pytest.fixture
@@ -97,8 +88,8 @@ def test_one_folder_may_be_named_by_itself(tmp_path):
     assert repr(acgpt.compare(run)) == f"Report(runs=1, tables={[f'from-scratch/validation/{name}' for name in SMALL]})"
 
 
-def test_generations_without_runs_have_tables_and_no_measurements(tmp_path):
-    score(write_generations(tmp_path / "drawn", write_corpus(tmp_path / "corpus"), model="hub/ac"), 0.9)
+def test_generations_without_runs_have_tables_and_no_measurements(tmp_path, corpus):
+    score(write_generations(tmp_path / "drawn", corpus, model="hub/ac"), 0.9)
     report = acgpt.compare(tmp_path / "drawn")
     assert report.tables["generation/models/mauve"]["training"].tolist() == [0.9]
     assert report.measurements.empty and "perplexity" in report.measurements
@@ -118,15 +109,3 @@ def test_pandas_and_jinja2_are_imported_by_reports_alone():
         names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
         needed = {name.partition(".")[0] for name in names} & {"pandas", "jinja2"}
         assert not needed or path.parent.name == "report", path
-
-
-def test_neither_acgpt_nor_its_help_imports_them():
-    code = (
-        "import sys, acgpt, acgpt.report.compare; from typer.testing import CliRunner; from acgpt.cli.main import app\n"
-        "for words in ([], ['report']): assert CliRunner().invoke(app, [*words, '--help']).exit_code == 0\n"
-        "print([name for name in ('torch', 'pandas', 'jinja2') if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True
-    )
-    assert done.stdout == "[]\n", done.stderr

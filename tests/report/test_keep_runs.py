@@ -8,21 +8,12 @@ from pathlib import Path
 
 import pytest
 from programs import program
-from runs import write_corpus
 from test_report import write_run
 from test_report_generation import drawn
 
-from acgpt.report import write
 from acgpt.report.generation import NO_SAMPLES
 from acgpt.report.runs import read_runs
 from acgpt.report.write import make_report
-
-
-@pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A corpus to draw from; figures are left out of reports."""
-    monkeypatch.setattr(write, "find_spec", lambda name: None)
-    return write_corpus(tmp_path / "corpus")
 
 
 def keep(*runs: Path, output: Path) -> subprocess.CompletedProcess[str]:
@@ -102,11 +93,8 @@ def test_a_judges_result_of_one_mode_is_kept_wherever_in_the_run_it_was_written(
     kept = tmp_path / "kept" / run.name
     content = json.loads((kept / place).read_text())
     assert content["judge"] == {"model": f"runs/{run.name}/model", "hash": "j", **judge_scores}
-    assert content["command"][3:] == [
-        "data/wiki",
-        f"--judge=runs/{run.name}/model",
-        f"--output=runs/{run.name}/{place}",
-    ]
+    named = [f"--judge=runs/{run.name}/model", f"--output=runs/{run.name}/{place}"]
+    assert content["command"][3:] == ["data/wiki", *named]
     assert (kept / "generations" / "test" / "training.mauve.json").exists() and not (kept / "model").exists()
 
 

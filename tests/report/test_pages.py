@@ -9,22 +9,17 @@ from pathlib import Path
 
 import pytest
 from generations import write_generations
-from runs import write_corpus
 from test_report import write_run
 from test_report_generation import score
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
-from acgpt.report import write
 from acgpt.report.page import environment, template
 from acgpt.report.write import make_report
 
-HOSTILE = '<script>alert(1)<!-- " onclick="x\' {{ 7*7 }}{% raw %}{# no #}'
-
-
-@pytest.fixture(autouse=True)
-def only_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "find_spec", lambda name: None)
+HOSTILE = '<script>alert(1)<!-- " onclick="x\' {{ 7*7 }}{% raw %}{# no #} <img src=x onerror=y> &amp;'
+# A terminal's escape, and a blank that makes the positions of fills ambiguous.
+MORE_HOSTILE = HOSTILE + " \x1b[31m ____"
 
 
 class Page(HTMLParser):
@@ -46,36 +41,37 @@ class Page(HTMLParser):
         self.text += text
 
 
-def check_is_text(page: Page, count: int) -> None:
+def check_is_text(page: Page, count: int, hostile: str = HOSTILE) -> None:
     """Check that the hostile text occurs verbatim, at least this often."""
-    assert page.text.count("alert(1)") == page.text.count(HOSTILE) >= count
-    assert "script" not in page.names and not any(key.startswith("on") for key in page.attributes)
+    text = page.text.replace("\x1b", "␛")  # as texts of samples show it
+    assert text.count("alert(1)") == text.count(hostile.replace("\x1b", "␛")) >= count
+    assert not page.names & {"script", "img"} and not any(key.startswith("on") for key in page.attributes)
 
 
 def test_hostile_names_of_runs_models_and_corpora_stay_text_on_the_report(tmp_path):
     run = write_run(tmp_path / HOSTILE, base=f"me/{HOSTILE}", corpus=f"data/{HOSTILE}")
     make_report([run], tmp_path / "report")
-    check_is_text(
-        Page(tmp_path / "report" / "report.html"), 4
-    )  # the run's name, its base and its corpus in a table; the name again among the runs
+    # The run's name, its base and its corpus in a table; the name again among the runs.
+    check_is_text(Page(tmp_path / "report" / "report.html"), 4)
     table = (tmp_path / "report" / "finetuning" / "validation" / "perplexities.md").read_text(encoding="utf-8")
     assert table.count(r"{{ 7\*7 }}") >= 3 and "<script" not in table.replace(r"\<", "")
 
 
-def test_hostile_methods_models_modes_and_texts_stay_text_on_the_page_of_samples(tmp_path):
-    corpus = write_corpus(tmp_path / "corpus")
+@pytest.mark.parametrize("hostile", [HOSTILE, MORE_HOSTILE])
+def test_hostile_methods_models_modes_and_texts_stay_text_on_the_page_of_samples(tmp_path, corpus, hostile):
     line = {"item": 0, "sample": 0, "seed": 0, "roles": "gag", "tokens": [4, 5, 6], "log_probs": [-1.0]}
-    line |= {"prompt": f"{HOSTILE}____{HOSTILE}", "fills": [HOSTILE], "text": HOSTILE * 3}
+    line |= {"prompt": f"{hostile}____{hostile}", "fills": [hostile], "text": hostile * 3}
     path = write_generations(tmp_path / "drawn", corpus, "training", lines=[line])
     record = json.loads(path.with_suffix(".json").read_text())
-    record |= {"method": HOSTILE, "model": HOSTILE, "mode": HOSTILE, "corpus": None}
+    record |= {"method": hostile, "model": hostile, "mode": hostile, "corpus": None}
     path.with_suffix(".json").write_text(json.dumps(record))
     score(path, 0.5)
     make_report([tmp_path / "drawn"], tmp_path / "report")
     page = Page(tmp_path / "report" / "samples.html")
-    check_is_text(page, 6)
-    assert f"{HOSTILE}, {HOSTILE}" in page.attributes["aria-label"]  # the method and the mode of the card
-    check_is_text(Page(tmp_path / "report" / "report.html"), 2)
+    check_is_text(page, 6, hostile)
+    assert ("␛" in page.text) == ("\x1b" in hostile)
+    assert f"{hostile}, {hostile}" in page.attributes["aria-label"]  # the method and the mode of the card
+    check_is_text(Page(tmp_path / "report" / "report.html"), 2, hostile)
 
 
 def test_every_template_escapes():

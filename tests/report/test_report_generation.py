@@ -12,31 +12,18 @@ from typing import Any
 
 import pytest
 from generations import write_generations
-from runs import write_corpus
 from test_report_scratch import scratch
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
-from acgpt.errors import InputError
 from acgpt.evaluation.generations import Generations
-from acgpt.report import write
+from acgpt.query.modes import MODES
 from acgpt.report.generation import PAPER
 from acgpt.report.page import template
 from acgpt.report.samples_page import EDGE, LONG
 from acgpt.report.write import make_report
 
-MODES = ("unconditional", "infilling", "training", "infilling-no-future", "training-no-future")
 DATA = json.loads(PAPER.read_text(encoding="utf-8"))
-
-
-@pytest.fixture(autouse=True)
-def only_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "find_spec", lambda name: None)
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("drawn") / "corpus")
 
 
 def score(path: Path, mean: float, *, asked: bool = False, std: float | None = 0.01, **more: Any) -> Path:
@@ -85,23 +72,6 @@ def test_the_papers_columns_have_the_sums_that_its_tables_have():
         for row in results:
             missing = [mode for mode in MODES if row[mode] is None]
             assert missing == (["infilling", "training"] if row["method"] == "gpt" else [])
-
-
-@pytest.mark.parametrize(
-    ("model", "r_max", "method", "mode", "printed"),
-    [
-        ("small", 0.2, "mlm", "infilling", [0.877, 0.042]),
-        ("small", 1.0, "diffusion", "infilling-no-future", [0.958, 0.009]),
-        ("base", 0.6, "ac-gpt", "training", [0.949, 0.019]),
-        ("base", 0.8, "sigma-gpt-random", "training", [0.075, 0.098]),
-        ("medium", 0.4, "sigma-gpt-temporal", "infilling-no-future", [0.978, 0.006]),
-        ("medium", 1.0, "gpt", "training-no-future", [0.860, 0.032]),
-        ("base", 0.4, "sigma-gpt-temporal", "training-no-future", [0.373, 0.112]),
-    ],
-)
-def test_numbers_are_as_the_paper_prints_them(model, r_max, method, mode, printed):
-    results = [row for row in DATA["mauve"] if (row["model"], row["r_max"], row["method"]) == (model, r_max, method)]
-    assert printed in [row[mode] for row in results]
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -304,27 +274,6 @@ def test_tokens_that_the_tokenizer_has_not_are_no_hindrance(corpus: Path, tmp_pa
     assert card["titles"] == ["log p -1000000000.00"]
 
 
-def test_a_damaged_record_is_named(corpus: Path, tmp_path: Path):
-    path = write_generations(tmp_path / "drawn", corpus, mode="training")
-    path.with_suffix(".json").write_text("{")
-    with pytest.raises(InputError, match=r"training\.json cannot be read"):
-        make_report([tmp_path / "drawn"], tmp_path / "report")
-
-
-def test_a_place_that_cannot_be_written_is_told_before_anything_is_read(tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    done = CliRunner().invoke(app, ["report", str(tmp_path / "nothing"), "-o", str(tmp_path / "file" / "report")])
-    assert done.exit_code == 2 and "is a file. Choose another path." in done.stderr
-
-
-def test_a_damaged_result_is_named(corpus: Path, tmp_path: Path):
-    path = score(write_generations(tmp_path / "drawn", corpus), 0.5)
-    path.write_text(json.dumps({"kind": "mauve"}))
-    result = CliRunner().invoke(app, ["report", str(tmp_path / "drawn"), "-o", str(tmp_path / "report")])
-    assert result.exit_code == 2 and "training.mauve.json is not a result of acgpt mauve" in result.stderr
-    assert not (tmp_path / "report").exists()
-
-
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 
@@ -418,27 +367,6 @@ def test_a_tokenizer_that_cannot_be_read_is_none(corpus: Path, tmp_path: Path, c
     write_generations(tmp_path / "drawn", corpus, "infilling", texts=1, **about)
     (card,) = page_of(tmp_path / "drawn", tmp_path / "report").cards
     assert "15 tokens: " in card["titles"][0]
-
-
-def test_hostile_text_stays_text(corpus: Path, tmp_path: Path):
-    hostile = '<script>alert(1)</script>" onmouseover="x" <img src=x onerror=y> \x1b[31m &amp; ____'
-    line = {"item": 0, "sample": 0, "seed": 0, "roles": "gag", "tokens": [4, 5, 6], "log_probs": [-1.0]}
-    for number, prompt in enumerate((f"{hostile}____{hostile}", "<b>a</b>____<b>b</b>")):
-        before, after = (hostile, hostile) if number == 0 else ("<b>a</b>", "<b>b</b>")
-        own = line | {"prompt": prompt, "fills": [hostile], "text": before + hostile + after}
-        about = {"method": "<u>m</u>", "model": '"><script>', "corpus": None, "mode": "<s>"}
-        folder = tmp_path / str(number)
-        path = write_generations(folder / "drawn", corpus, "training", lines=[own])
-        record = json.loads(path.with_suffix(".json").read_text()) | about
-        path.with_suffix(".json").write_text(json.dumps(record))
-        score(path, 0.5)
-        page = page_of(folder / "drawn", folder / "report")
-        assert not {"script", "img", "b", "s", "u"} - {"b"} & {name for name, _ in page.tags}
-        assert [name for name, _ in page.tags].count("b") == 1  # the legend's
-        assert not any(key.startswith("on") for _, attributes in page.tags for key in attributes)
-        assert page.cards[0]["text"] == own["text"].replace("\x1b", "␛")
-        report = Reader((folder / "report" / "report.html").read_text(encoding="utf-8"))
-        assert not {"script", "u"} & {name for name, _ in report.tags}
 
 
 def test_the_page_needs_nothing_else(corpus: Path, tmp_path: Path):

@@ -10,25 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_report import LORA, MODES, twin_of, write_run
+from test_report import LORA, twin_of, write_run
 from test_report_scratch import AC, GPT, scratch
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
 from acgpt.evaluation.bootstrap import Difference, MeasuredPerplexity, PerText, TextSums, paired_difference
 from acgpt.evaluation.per_text import as_dict, per_text_path
-from acgpt.report import write
+from acgpt.query.modes import MODES
 from acgpt.report.finetuning import ADVANTAGES
 from acgpt.report.runs import RunEvaluation, describe_set
 from acgpt.report.tables import Column, Row, Table
 from acgpt.report.write import make_report
 
 TEXTS, TOKENS = 200, 31
-
-
-@pytest.fixture(autouse=True)
-def only_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "find_spec", lambda name: None)
 
 
 def add_texts(run: Path, seed: int, name: str = "results", noise: float = 1.0, unit: str = "texts") -> PerText:

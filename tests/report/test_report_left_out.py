@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from generations import write_generations
-from runs import write_corpus
 from test_report import evaluation
 from test_report_generation import score
 from test_report_scratch import AC, GPT, scratch
@@ -22,18 +21,13 @@ from acgpt.report.write import make_report
 LONGER = {"texts": 1600, "tokens": 49600}  # read by a run that went on for twice as many steps
 
 
-@pytest.fixture
-def only_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "find_spec", lambda name: None)
-
-
 def shown_in(part: Any, stem: str) -> set[float]:
     """The unconditional perplexities of the runs in a figure's panels."""
     panels = [panel for panel in part.pictures[f"validation/{stem}"].args[0] if not panel.paper]
     return {modes["unconditional"].mean for panel in panels for _, _, modes in panel.rows}
 
 
-def test_a_longer_and_a_shorter_run_are_both_in_every_figure(tmp_path, only_tables):
+def test_a_longer_and_a_shorter_run_are_both_in_every_figure(tmp_path):
     runs = [scratch(tmp_path / "short"), scratch(tmp_path / "long", (21.0, 20.0, 18.0, 22.0, 22.5), about=LONGER)]
     (part,) = make_report(runs, tmp_path / "report").parts
     assert shown_in(part, "main") == shown_in(part, "future") == {24.0, 21.0}
@@ -46,7 +40,7 @@ def test_a_longer_and_a_shorter_run_are_both_in_every_figure(tmp_path, only_tabl
     [{"measured": {"length": 63}}, {"measured": {"texts": 9}}, {"measured": {"seed": 3}}, {"about": {"tokens": 9}}],
     ids=["length", "number of texts", "set", "tokens"],
 )
-def test_runs_that_cannot_be_compared_have_panels_that_can_be_told_apart(tmp_path, only_tables, change):
+def test_runs_that_cannot_be_compared_have_panels_that_can_be_told_apart(tmp_path, change):
     runs = [scratch(tmp_path / "one"), scratch(tmp_path / "two", (21.0, 20.0, 18.0, 22.0, 22.5), lr=1.0, **change)]
     (part,) = make_report(runs, tmp_path / "report").parts
     assert shown_in(part, "main") == {24.0, 21.0}
@@ -54,13 +48,13 @@ def test_runs_that_cannot_be_compared_have_panels_that_can_be_told_apart(tmp_pat
     assert len(set(titles)) == 2
 
 
-def test_a_run_of_one_length_needs_no_warning(tmp_path, only_tables):
+def test_a_run_of_one_length_needs_no_warning(tmp_path):
     runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "gpt", GPT, method="gpt")]
     (part,) = make_report(runs, tmp_path / "report").parts
     assert not any(part.left_out.values())
 
 
-def test_every_run_is_in_the_main_figure_or_is_named(tmp_path, only_tables, monkeypatch):
+def test_every_run_is_in_the_main_figure_or_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(from_scratch, "MAX_PANELS", 3)
     perplexity = {f"run{number}": 20.0 + number for number in range(8)}
     kinds: list[dict[str, Any]] = [
@@ -78,7 +72,7 @@ def test_every_run_is_in_the_main_figure_or_is_named(tmp_path, only_tables, monk
     assert len(named) == 5 and {"run2", "run3", "run4", "run5"} < named
 
 
-def test_runs_on_no_curve_over_r_max_are_named(tmp_path, only_tables):
+def test_runs_on_no_curve_over_r_max_are_named(tmp_path):
     bound = evaluation("diffusion", (None, 22.0, 19.0, None, None), r_max=0.6) | {"bound": True}
     runs = [scratch(tmp_path / f"ac{r_max}", r_max=r_max) for r_max in (0.2, 0.6)]
     runs += [scratch(tmp_path / "alone", lr=1.0), scratch(tmp_path / "gpt", GPT, method="gpt")]
@@ -87,7 +81,7 @@ def test_runs_on_no_curve_over_r_max_are_named(tmp_path, only_tables):
     assert part.left_out["validation/r_max"] == ["not shown: alone, gpt, noisy. See the tables."]
 
 
-def test_no_figure_at_all_is_said(tmp_path, only_tables):
+def test_no_figure_at_all_is_said(tmp_path):
     run = scratch(tmp_path / "ac", conditioning={"r_max": 0.2})  # and asked at 0.6
     made = make_report([run], tmp_path / "report")
     assert not made.parts[0].pictures
@@ -109,7 +103,7 @@ def test_what_is_left_out_is_said_on_the_page_in_the_files_and_on_the_terminal(t
     assert any(words in note for note in notes)
 
 
-def test_of_two_evaluations_on_one_set_the_one_left_out_is_named_if_it_differs(tmp_path, only_tables):
+def test_of_two_evaluations_on_one_set_the_one_left_out_is_named_if_it_differs(tmp_path):
     same, other = evaluation("ac-gpt", AC, r_max=0.6), evaluation("ac-gpt", (9.0,) * 5, r_max=0.6)
     alike = scratch(tmp_path / "alike", further={"again": same})
     assert not [note for note in make_report([alike], tmp_path / "report").notes if "left out" in note]
@@ -119,7 +113,7 @@ def test_of_two_evaluations_on_one_set_the_one_left_out_is_named_if_it_differs(t
     assert note.startswith(f"{run / 'again.json'} is left out: {run / 'results.json'} evaluates the same dataset")
 
 
-def test_of_several_evaluations_on_one_set_the_fullest_is_kept_and_the_others_are_named_with_it(tmp_path, only_tables):
+def test_of_several_evaluations_on_one_set_the_fullest_is_kept_and_the_others_are_named_with_it(tmp_path):
     partial = {
         str(count): evaluation("ac-gpt", (*(30.0 + count for _ in range(count)), *(None,) * (5 - count)), r_max=0.6)
         for count in (4, 3)
@@ -134,8 +128,7 @@ def test_of_several_evaluations_on_one_set_the_fullest_is_kept_and_the_others_ar
     ]
 
 
-def test_of_two_scores_of_one_file_the_one_left_out_is_named_if_it_differs(tmp_path, only_tables):
-    corpus = write_corpus(tmp_path / "corpus")
+def test_of_two_scores_of_one_file_the_one_left_out_is_named_if_it_differs(tmp_path, corpus):
     path = write_generations(tmp_path / "drawn", corpus, method="ac-gpt", model="hub/ac")
     first = score(path, 0.9)
     first.with_name("training.again.mauve.json").write_text(first.read_text(encoding="utf-8"), encoding="utf-8")
@@ -146,8 +139,7 @@ def test_of_two_scores_of_one_file_the_one_left_out_is_named_if_it_differs(tmp_p
     assert [note for note in notes if "left out" in note and "with another result" in note]
 
 
-def test_scores_whose_texts_are_elsewhere_are_named_beside_a_page_of_samples(tmp_path, only_tables):
-    corpus = write_corpus(tmp_path / "corpus")
+def test_scores_whose_texts_are_elsewhere_are_named_beside_a_page_of_samples(tmp_path, corpus):
     drawn = tmp_path / "drawn"
     score(write_generations(drawn / "a", corpus, method="ac-gpt", model="hub/ac"), 0.9)
     bare: Path = score(write_generations(drawn / "b", corpus, method="mlm", model="hub/mlm", texts=2), 0.4)
@@ -157,8 +149,7 @@ def test_scores_whose_texts_are_elsewhere_are_named_beside_a_page_of_samples(tmp
     assert any(note.startswith(f"samples.html lacks the texts of {bare}") for note in made.notes)
 
 
-def test_the_tables_of_bare_folders_are_not_called_after_a_size(tmp_path, only_tables):
-    corpus = write_corpus(tmp_path / "corpus")
+def test_the_tables_of_bare_folders_are_not_called_after_a_size(tmp_path, corpus):
     score(write_generations(tmp_path / "drawn", corpus, method="ac-gpt", model="hub/ac"), 0.9)
     (part,) = make_report([tmp_path / "drawn"], tmp_path / "bare").parts
     assert [table.title for table in part.tables.values()] == ["MAUVE", "Other measures"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 import statistics
@@ -13,18 +11,15 @@ from typing import Any
 
 import pytest
 from test_report import evaluation, write_run
-from typer.testing import CliRunner
 
-from acgpt.cli.main import app
 from acgpt.errors import InputError
 from acgpt.methods import METHODS
 from acgpt.methods.ac_gpt import AcGpt
-from acgpt.report import write
+from acgpt.query.modes import MODES
 from acgpt.report.from_scratch import PAPER
 from acgpt.report.tables import Column, Mean, Row, Table
 from acgpt.report.write import make_report
 
-MODES = ("unconditional", "infilling", "training", "infilling-no-future", "training-no-future")
 DATA = json.loads(PAPER.read_text(encoding="utf-8"))
 AC = (24.0, 22.0, 19.0, 23.0, 23.5)
 GPT = (23.0, None, None, 22.5, 23.0)
@@ -38,16 +33,8 @@ class Other(AcGpt):
 
 
 @pytest.fixture(autouse=True)
-def only_tables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take a second, so they are drawn only in tests that ask for `figures`."""
+def other_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "other", Other())
-    if "figures" not in request.fixturenames:
-        monkeypatch.setattr(write, "find_spec", lambda name: None)
-
-
-@pytest.fixture
-def figures() -> None:
-    """Draw figures in this test."""
 
 
 def scratch(folder: Path, perplexities: tuple[float | None, ...] = AC, r_max: float = 0.6, **options: Any) -> Path:
@@ -103,25 +90,6 @@ def test_the_papers_columns_have_the_sums_that_its_tables_have():
         assert columns == pytest.approx(expected, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("row", "mode", "printed"),
-    [
-        (("small", 0.2, "sigma-gpt-random"), "unconditional", [194.8, 94.7]),
-        (("small", 0.4, "mlm"), "infilling-no-future", [51.3, 1.2]),
-        (("small", 0.6, "ac-gpt"), "training", [15.2, 0.2]),
-        (("small", 0.8, "gpt"), "training-no-future", [17.8, 0.4]),
-        (("base", 0.2, "sigma-gpt-temporal"), "infilling", [15.9, 0.0]),
-        (("base", 1.0, "sigma-gpt-random"), "infilling", [600.0, 42.1]),
-        (("medium", 0.6, "sigma-gpt-temporal"), "training", [13.7, 0.3]),
-        (("medium", 1.0, "ac-gpt"), "training", [12.7, 0.1]),
-        (("base", 0.4, "sigma-gpt-random", "FineWeb"), "unconditional", [593.46, 224.63]),
-        (("base", 0.4, "gpt", "FineWeb"), "infilling-no-future", [26.85, 0.04]),
-    ],
-)
-def test_numbers_are_as_the_paper_prints_them(row, mode, printed):
-    assert paper(*row)[mode] == printed
-
-
 def test_the_tables_say_what_the_papers_text_says():
     at = {method: paper("small", 0.6, method) for method in ("ac-gpt", "sigma-gpt-temporal", "gpt", "mlm")}
     assert [at[method]["unconditional"][0] for method in at] == [18.4, 18.8, 17.9, 48.4]
@@ -163,14 +131,6 @@ def test_a_mean_and_its_deviation_are_those_of_a_sample():
     assert (Mean.of([3.0]).std, Mean.of([3.0]).runs) == (None, 1)
     infinite = Mean.of([3.0, float("inf")])
     assert infinite.mean == float("inf") and infinite.std is None
-
-
-def test_runs_that_differ_in_their_seed_are_one_row(tmp_path):
-    runs = [scratch(tmp_path / f"s{seed}", tuple(x + seed for x in AC), seed=seed) for seed in range(3)]
-    (row,) = rows(make_report(runs, tmp_path / "report"))
-    assert row["seeds"] == 3 and row["note"] is None
-    assert row["training"] == {"mean": 20.0, "std": 1.0, "runs": 3, "bound": False, "digits": None}
-    assert "| 25.00 ± 1.00 | 23.00 ± 1.00 | 20.00 ± 1.00 |" in lines(tmp_path / "report")["0.6 AC-GPT"]
 
 
 @pytest.mark.parametrize("change", [{"lr": 2e-4}, {"about": {"texts": 900}}, {"about": {"corpus_hash": "web"}}])
@@ -250,11 +210,6 @@ def test_a_bound_is_marked_and_never_ranked(tmp_path):
     results = lines(tmp_path / "report")
     assert "| -- | ≤ 2.00 | ≤ 1.00 | -- | -- |" in results["0.6 other"]
     assert "**19.00**" in results["0.6 AC-GPT, lr 0.0001"] and "**" not in results["0.6 other"]
-    text = (tmp_path / "report" / "from-scratch" / "validation" / "small.csv").read_text(encoding="utf-8")
-    (row,) = [row for row in csv.DictReader(io.StringIO(text)) if row["method"] == "other"]
-    assert (row["training"], row["training_bound"], row["unconditional"]) == ("1.0", "1", "")
-    tex = (tmp_path / "report" / "from-scratch" / "validation" / "small.tex").read_text(encoding="utf-8")
-    assert r"other & wiki & 800 & -- & $\le$ 2.00 & $\le$ 1.00 &" in tex
 
 
 def test_a_causal_run_stands_at_every_r_max_that_it_was_asked(tmp_path):
@@ -276,12 +231,10 @@ def test_a_run_that_is_asked_at_another_r_max_than_its_own_is_marked(tmp_path):
     assert [(row["r_max"], row["note"]) for row in results] == [(0.2, "trained with r_max 0.6."), (0.6, None)]
 
 
-def test_the_main_picture_is_of_those_that_read_the_future(tmp_path, figures):
+def test_the_main_picture_is_of_those_that_read_the_future(tmp_path):
     runs = [scratch(tmp_path / "ac", r_max=0.4), scratch(tmp_path / "gpt", GPT, method="gpt", r_max=0.6)]
-    make_report(runs, tmp_path / "report")
-    caption = (
-        (tmp_path / "report" / "report.html").read_text().partition("in the five modes (")[2].partition("Lower")[0]
-    )
+    (part,) = make_report(runs).parts
+    caption = part.captions["validation/main"].partition("in the five modes (")[2].partition("Lower")[0]
     assert "r_max 0.4" in caption and "r_max 0.6" not in caption
 
 
@@ -366,25 +319,9 @@ def test_sets_of_other_texts_have_curves_of_their_own(tmp_path):
 def test_the_papers_rows_stand_beside_ours_of_the_same_size_and_r_max(tmp_path):
     runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "tiny", model="tiny")]
     runs.append(scratch(tmp_path / "own", model={"layers": 2, "width": 32, "heads": 4}))
-    make_report(runs, tmp_path / "report")
-    folder = tmp_path / "report" / "from-scratch" / "validation"
-    text = (folder / "small.md").read_text(encoding="utf-8")
-    theirs = [line for line in text.splitlines() if line.startswith("| paper")]
-    assert len(theirs) == 5 and all("| 0.6 |" in line for line in theirs)
-    assert "| 18.4 ± 0.0 | **17.1 ± 0.2** | **15.2 ± 0.2** | 17.6 ± 0.2 | 18.1 ± 0.1 |" in theirs[0]
-    assert "| **17.9 ± 0.0** | -- | -- | **17.4 ± 0.1** | **17.7 ± 0.1** |" in theirs[4]
-    assert "| paper" not in (folder / "tiny.md").read_text(encoding="utf-8")
-    assert (folder / "2x32.md").exists()
-
-
-def test_a_folder_of_runs_is_read_and_what_is_not_finished_is_left_out(tmp_path):
-    for seed in (0, 1):
-        scratch(tmp_path / "results" / f"ac-seed{seed}", seed=seed)
-    (tmp_path / "results" / "ac-seed1" / "results.json").unlink()
-    (tmp_path / "results" / "logs").mkdir()
-    made = make_report([tmp_path / "results"], tmp_path / "report")
-    assert [row["seeds"] for row in rows(made)] == [1]
-    assert made.notes[0].endswith("ac-seed1 is not finished: left out.")
+    (part,) = make_report(runs).parts
+    r_maxes = {name: [row.cells["r_max"] for row in table.rows if row.paper] for name, table in part.tables.items()}
+    assert [r_maxes[f"validation/{size}"] for size in ("small", "tiny", "2x32")] == [[0.6] * 5, [], []]
 
 
 # ---- every form -----------------------------------------------------------------------------------------------------
@@ -447,12 +384,3 @@ def test_the_page_needs_nothing_else_and_can_be_read_by_everybody(tmp_path, figu
     assert all(link.startswith("#") and link[1:] in ids for link in links)
     assert "a&lt;b&gt;&amp;&#39;&#34;" in text and "<strong>19.00</strong>" not in text
     assert "<strong>23.00</strong>" in text and "15.2 ± 0.2" in text
-
-
-def test_the_command_prints_the_tables_without_the_papers_rows(tmp_path):
-    runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "gpt", GPT, method="gpt")]
-    result = CliRunner().invoke(app, ["report", *map(str, runs), "-o", str(tmp_path / "report")])
-    assert result.exit_code == 0, result.output
-    for words in ("GPT-2 Small (82M), validation", "AC-GPT", "19.00", "--", "report.html"):
-        assert words in result.stdout
-    assert "17.9 ± 0.0" not in result.stdout
