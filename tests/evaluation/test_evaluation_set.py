@@ -17,6 +17,7 @@ from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationDataset, dataset_of_corpus
 from acgpt.methods import method_of
 from acgpt.query.conditioning import ASKED, GIVEN, Conditioning
+from acgpt.training.recipe import Recipe
 from acgpt.training.train import build_evaluation_sets
 
 CONDITIONAL = ("training", "infilling")
@@ -131,9 +132,8 @@ def test_documents_begin_after_eos_or_with_the_titles_of_wikitext(tmp_path, conv
     assert corpus.document_starts("test", starts[2] + 1).tolist() == starts
     dataset, _ = dataset_of_corpus(corpus, split="test", length=5)
     assert dataset.documents.tolist() == [start for start in starts if start < dataset.tokens.size]
-    during = build_evaluation_sets(
-        corpus, method_of("ac-gpt"), Conditioning(), length=5, split="test", during=2, final=None
-    )
+    recipe = Recipe(steps=1000, conditioning={}, length=5, eval_split="test", eval_texts=2)
+    during = build_evaluation_sets(recipe, corpus, method_of("ac-gpt"))
     assert during["final"].documents.tolist() == dataset.documents.tolist()
     assert during["during"].documents.tolist() == [start for start in starts if start < 10]
 

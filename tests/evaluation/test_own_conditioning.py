@@ -66,10 +66,7 @@ def run(command: str, model: Path, corpus: Path, folder: Path, *words: str, code
 def test_the_set_is_that_of_the_evaluation_at_the_end_of_training(command, corpus, models, tmp_path):
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**SMALL, "conditioning": TRAINED}))
     recipe = load_recipe(str(tmp_path / "recipe.yaml"), [f"corpus={corpus}", f"output={tmp_path / 'run'}"])
-    expected = build_evaluation_sets(
-        Corpus.open(corpus), method_of("ac-gpt"), recipe.distribution, length=recipe.length, split=recipe.eval_split,
-        during=recipe.eval_texts, final=recipe.final_texts,
-    )["final"]  # fmt: skip
+    expected = build_evaluation_sets(recipe, Corpus.open(corpus), method_of("ac-gpt"))["final"]
     result = run(command, models["tells"], corpus, tmp_path, "--conditioning", "model", "--json")
     answer = json.loads(result.stdout)
     assert answer["set"]["hash"] == expected.hash

@@ -388,7 +388,7 @@ def test_accelerates_fsdp_counts_as_fsdp():
 def test_the_recipe_decides_the_precision_and_not_the_launcher(precision, launched, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
     recipe = make({"steps": 1000, "device": "cpu", "precision": precision, "output": str(tmp_path)}, "x")
-    args = arguments(settle(recipe, 1000), output=tmp_path, seed=0, lr=1e-3, clip=1.0, log_every=1, save_every=1)
+    args = arguments(settle(recipe, 1000), recipe, ["GPTNeoXLayer"])
     assert args.mixed_precision == {"fp32": "no", "bf16": "bf16"}[precision]
 
 

@@ -53,7 +53,7 @@ from acgpt.models.metadata import (
 )
 from acgpt.training.learner import VOCABULARY_ALIGN, new_model
 from acgpt.training.plan import Plan
-from acgpt.training.recipe import Lora, Shape
+from acgpt.training.recipe import Recipe
 
 WEIGHTS, ADAPTER_WEIGHTS = "model.safetensors", peft.WEIGHTS[0]
 HEAD = "length_head."  # prefix of the head's weights in a `Learner`
@@ -305,73 +305,39 @@ def resolve_base(base: str) -> str:
     return source
 
 
-def fresh(
-    shape: Shape,
-    tokenizer: PreTrainedTokenizerBase,
-    metadata: Metadata,
-    *,
-    length: int,
-    mask: str | None,
-    dropout: float,
-    attention_dropout: float,
-    seed: int,
-    options: Mapping[str, Any],
-) -> Fresh:
+def fresh(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, metadata: Metadata) -> Fresh:
     """Make a network with new weights.
 
     Args:
-        shape: Its size.
+        recipe: The recipe.
         tokenizer: Tokenizer of the corpus.
         metadata: Method and conditioning; BOS, MASK and the tokenizer's hash are added.
-        length: Tokens in a text.
-        mask: Token that stands for unknown ones, as text. Default: the tokenizer's MASK.
-        dropout: Dropout of embeddings and of what each block adds.
-        attention_dropout: Dropout of attention weights.
-        seed: Seed of the weights.
-        options: Keys of the method's own network.
     """
     method = method_of(metadata.method)
-    bos, mask_id, size = choose_bos(None, None, tokenizer), choose_mask(mask, None, tokenizer), len(tokenizer)
+    bos, mask_id, size = choose_bos(None, None, tokenizer), choose_mask(recipe.mask, None, tokenizer), len(tokenizer)
     if mask_id is None and method.needs_mask:  # add a token that no text has, the first after the tokenizer's
         mask_id, size = size, size + 1
     model = new_model(
-        shape, vocabulary=-(-size // VOCABULARY_ALIGN) * VOCABULARY_ALIGN, positions=length + method.overhead,
-        dropout=dropout, attention_dropout=attention_dropout, seed=seed, bos=bos, eos=tokenizer.eos_token_id,
-        network=method.network, **options,
+        recipe.shape, vocabulary=-(-size // VOCABULARY_ALIGN) * VOCABULARY_ALIGN,
+        positions=recipe.length + method.overhead, dropout=recipe.dropout, attention_dropout=recipe.attention_dropout,
+        seed=recipe.seed, bos=bos, eos=tokenizer.eos_token_id, network=method.network,
+        **{key: getattr(recipe, key) for key in method.training_options if key != "loss"},
     )  # fmt: skip
     check_model(model)
     metadata = replace(metadata, bos_token_id=bos, mask_token_id=mask_id, tokenizer_hash=tokenizer_hash(tokenizer))
     return Fresh(model, tokenizer, metadata, torch.float32)
 
 
-def pretrained(
-    base: str,
-    corpus_tokenizer: PreTrainedTokenizerBase,
-    metadata: Metadata,
-    plan: Plan,
-    *,
-    length: int,
-    mask: str | None,
-    lora: Lora | None,
-    quantize: str | None,
-    checkpointing: bool,
-    seed: int,
-) -> Tuned:
+def pretrained(recipe: Recipe, corpus_tokenizer: PreTrainedTokenizerBase, metadata: Metadata, plan: Plan) -> Tuned:
     """Load a pretrained network, and add an adapter if one is to be trained.
 
     Args:
-        base: Folder, hub id or .gguf file; "default" is the embedded model.
+        recipe: The recipe.
         corpus_tokenizer: Tokenizer of the corpus; must be the model's own.
         metadata: Method and conditioning; BOS, MASK and hashes are added.
         plan: What the recipe comes to on this machine.
-        length: Tokens in a text.
-        mask: Token that stands for unknown ones, as text. Default: the base model's, else the tokenizer's MASK.
-        lora: The adapter to train. Default: train all weights.
-        quantize: "4bit" holds the frozen weights in 4 bits.
-        checkpointing: Recompute activations in the backward pass.
-        seed: Seed of the adapter's weights.
     """
-    method = method_of(metadata.method)
+    method, base, lora, quantize = method_of(metadata.method), recipe.base, recipe.adapter, recipe.quantize
     source = resolve_base(base)
     model, tokenizer, dtype = load_pretrained(source, plan, frozen=lora is not None, quantize=quantize)
     if tokenizer_hash(tokenizer) != tokenizer_hash(corpus_tokenizer):
@@ -379,7 +345,7 @@ def pretrained(
             f"the corpus was prepared with another tokenizer than that of base={base}: prepare it with acgpt prepare … "
             f"--tokenizer {base}."
         )
-    if length + method.overhead > (positions := positions_of(model.config.get_text_config())):
+    if recipe.length + method.overhead > (positions := positions_of(model.config.get_text_config())):
         most = positions - method.overhead
         raise InputError(f"base={base} has {positions} positions, one of them for BOS: use length={most} or less.")
     if not plan.fsdp and quantize is None:
@@ -388,12 +354,12 @@ def pretrained(
     with finite_answers(model):
         check_model(model)
     own = metadata_of(source, None, model.config)
-    bos, mask_id = choose_bos(default_bos(base, own), own, tokenizer), choose_mask(mask, own, tokenizer)
+    bos, mask_id = choose_bos(default_bos(base, own), own, tokenizer), choose_mask(recipe.mask, own, tokenizer)
     if mask_id is None and method.needs_mask:
         raise InputError(f"method={method.name} needs a MASK token: name one of the tokenizer's with mask=….")
     metadata = replace(metadata, bos_token_id=bos, mask_token_id=mask_id, tokenizer_hash=tokenizer_hash(tokenizer))
     disable_dropout(model)
-    if checkpointing:
+    if recipe.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     name = DEFAULT_HUB_ID if base == DEFAULT else base
     if lora is None:
@@ -402,7 +368,7 @@ def pretrained(
     metadata = replace(metadata, base_hash=None if quantize is not None else weights_hash(model))
     assert lora.alpha is not None  # `Lora` has set it
     adapted, config = add_lora(
-        model, rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets, seed=seed
+        model, rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets, seed=recipe.seed
     )
     config.base_model_name_or_path = name
     product = Adapted(adapted, tokenizer, metadata, dtype, name, config)

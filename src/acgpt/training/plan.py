@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -119,27 +118,12 @@ def settle(
     return Plan(device, half, attention, compiled, processes, local, fsdp, launched, steps, micro_batch, accumulation)
 
 
-def arguments(
-    plan: Plan,
-    *,
-    output: str | Path,
-    seed: int,
-    lr: float,
-    clip: float,
-    log_every: int,
-    save_every: int,
-    layers: Iterable[str] = ("GPTNeoXLayer",),
-) -> TrainingArguments:
+def arguments(plan: Plan, recipe: Recipe, layers: Iterable[str]) -> TrainingArguments:
     """Return the arguments of the Hugging Face Trainer.
 
     Args:
         plan: What the recipe comes to on this machine.
-        output: Folder of the run.
-        seed: Seed of the run.
-        lr: Peak learning rate.
-        clip: Maximum norm of a gradient.
-        log_every: Steps between two rows of the log.
-        save_every: Steps between two checkpoints.
+        recipe: The recipe.
         layers: Class names of the network's blocks, which FSDP shards one by one.
     """
     fsdp: dict[str, Any] = {}
@@ -148,22 +132,22 @@ def arguments(
     elif plan.fsdp:
         os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(sorted(layers))  # overrides accelerate's config
     args = TrainingArguments(
-        output_dir=str(output),
+        output_dir=recipe.output,
         max_steps=plan.steps,
         per_device_train_batch_size=1,  # the dataset's items are whole batches
         gradient_accumulation_steps=plan.accumulation,
-        learning_rate=lr,
-        max_grad_norm=clip,
+        learning_rate=recipe.lr,
+        max_grad_norm=recipe.clip,
         bf16=plan.half,
         use_cpu=plan.device == "cpu",
-        seed=seed,
-        logging_steps=log_every,
+        seed=recipe.seed,
+        logging_steps=recipe.log_every,
         logging_first_step=True,
         logging_nan_inf_filter=False,
         log_level="error",
         log_level_replica="error",
         save_strategy="steps",
-        save_steps=save_every,
+        save_steps=recipe.save_every,
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,

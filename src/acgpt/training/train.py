@@ -4,7 +4,7 @@
     (YAML)     (Plan)     (what learns, what   (loss)      (steps, checkpoints,     (final evaluation,
                            it reads)                        log)                     model, results.json)
 
-Each part has a module of its own, and gets the values it needs: only `recipe`, `plan` and this module know the recipe.
+Each part has a module of its own.
 
 A resumed run gives the same weights, bit for bit on a CPU, as one that never stopped.
 """
@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ from acgpt.training.batches import Batches
 from acgpt.training.learner import Learner
 from acgpt.training.log import draw_curve
 from acgpt.training.networks import Tuned, check_method, fresh, head_dim, pretrained
-from acgpt.training.optimizer import build_optimizer, rate
 from acgpt.training.options import RunOptions
 from acgpt.training.plan import Plan, arguments, settle
 from acgpt.training.recipe import Recipe, load_recipe, with_changes
@@ -108,18 +106,12 @@ def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
     plan = settle(recipe, texts.chunks(recipe.length), head_dim=head_dim(recipe.base) if recipe.base else None)
     product = network_for(recipe, method, corpus.tokenizer(), texts, plan)
     batches = batches_for(recipe, method, product, texts, plan)
-    evaluation_sets = build_evaluation_sets(
-        corpus, method, recipe.distribution, length=recipe.length, split=recipe.eval_split,
-        during=recipe.eval_texts, final=recipe.final_texts,
-    )  # fmt: skip
+    evaluation_sets = build_evaluation_sets(recipe, corpus, method)
     learner = Learner(
         product.model, backend=plan.attention, compiled=plan.compiled,
         forbidden_token=product.metadata.mask_token_id if method.needs_mask else None, length_head=product.length_head,
     )  # fmt: skip
-    args = arguments(
-        plan, output=folder, seed=recipe.seed, lr=recipe.lr, clip=recipe.clip, log_every=recipe.log_every,
-        save_every=recipe.save_every, layers=product.model._no_split_modules or (),
-    )  # fmt: skip
+    args = arguments(plan, recipe, product.model._no_split_modules or ())
     config = describe(recipe, plan, method, corpus, evaluation_sets)
     if plan.device == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -130,17 +122,7 @@ def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
             config["sittings"] = open_folder(folder, recipe, options.resume, config)
             if not options.quiet:
                 print(folder, file=sys.stderr)
-        trainer = AcTrainer(
-            learner, batches, args, product=product, fsdp=plan.fsdp, keep=recipe.keep, workers=recipe.workers,
-            optimizer=partial(
-                build_optimizer, muon=recipe.optimizer == "muon", lr=recipe.lr, muon_lr=recipe.muon_lr or 0.0,
-                betas=recipe.betas, weight_decay=recipe.weight_decay,
-            ),
-            schedule=partial(
-                rate, steps=plan.steps, warmup=recipe.warmup, shape=recipe.schedule, final=recipe.final_lr or 0.0,
-                cooldown=recipe.cooldown or 1.0,
-            ),
-        )  # fmt: skip
+        trainer = AcTrainer(learner, batches, args, product=product, recipe=recipe, fsdp=plan.fsdp)
         torch.manual_seed(recipe.seed + args.process_index)  # dropout: processes with other texts need other noise
         reporter = Reporter(
             trainer, folder, method, evaluation_dataset=evaluation_sets.get("during"), eval_every=recipe.eval_every,
@@ -183,16 +165,9 @@ def network_for(recipe: Recipe, method: Method, tokenizer: PreTrainedTokenizerBa
     if conditioning.asks_lengths:
         metadata = replace(metadata, lengths={"file": HEAD_FILE, "distance": DISTANCE})
     if recipe.base:
-        product = pretrained(
-            recipe.base, tokenizer, metadata, plan, length=recipe.length, mask=recipe.mask, lora=recipe.adapter,
-            quantize=recipe.quantize, checkpointing=recipe.checkpointing, seed=recipe.seed,
-        )  # fmt: skip
+        product: Tuned = pretrained(recipe, tokenizer, metadata, plan)
     else:
-        product = fresh(
-            recipe.shape, tokenizer, metadata, length=recipe.length, mask=recipe.mask, dropout=recipe.dropout,
-            attention_dropout=recipe.attention_dropout, seed=recipe.seed,
-            options={key: getattr(recipe, key) for key in method.training_options if key != "loss"},
-        )  # fmt: skip
+        product = fresh(recipe, tokenizer, metadata)
     mask = product.metadata.mask_token_id
     if conditioning.has_unknown and mask is None:
         raise InputError(
@@ -223,42 +198,27 @@ def batches_for(recipe: Recipe, method: Method, product: Tuned, texts: Tokens, p
     )  # fmt: skip
 
 
-def build_evaluation_sets(
-    corpus: Corpus,
-    method: Method,
-    conditioning: Conditioning,
-    *,
-    length: int,
-    split: str,
-    during: int,
-    final: int | None,
-) -> dict[str, EvaluationDataset]:
+def build_evaluation_sets(recipe: Recipe, corpus: Corpus, method: Method) -> dict[str, EvaluationDataset]:
     """Build what the model is evaluated on "during" training and in the end ("final").
 
     The training distribution is that of the recipe's first part with nothing unknown, so that a causal twin is asked
     the same: AR mixing and the like belong to training alone.
 
-    Args:
-        corpus: The corpus.
-        method: A method that needs a forward pass per asked token is evaluated in the end only, on few texts.
-        conditioning: The recipe's distribution of conditioning sets.
-        length: Tokens in a text.
-        split: Split of the corpus to evaluate on.
-        during: Number of texts during training.
-        final: Number of texts in the end. Default: all, or few if the method is slow.
+    A method that needs a forward pass per asked token is evaluated in the end only, by default on few texts.
 
     Returns:
         The evaluation datasets by name; none if the corpus has no validation split.
     """
+    split, length, final = recipe.eval_split, recipe.length, recipe.final_texts
     if split == Recipe.eval_split and split not in corpus.splits:
         return {}
-    tokens, part = corpus.tokens(split), conditioning.parts[0]
+    tokens, part = corpus.tokens(split), recipe.distribution.parts[0]
     if not tokens.chunks(length):
         return {}
     distribution: dict[str, Any] = {}
     if isinstance(part, Sized):
         distribution = {"r_max": part.r_max, "training": Conditioning((replace(part, unknown=0.0),))}
-    limits = {"during": during, "final": final}
+    limits = {"during": recipe.eval_texts, "final": final}
     if not method.abilities.single_pass:
         limits = {"final": FEW if final is None else final}
     most = len(tokens) // length if limits["final"] is None else max(limit or 0 for limit in limits.values())

@@ -17,7 +17,7 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -43,6 +43,8 @@ from acgpt.errors import InputError
 from acgpt.training.batches import Batch, Batches
 from acgpt.training.learner import Learner, Work
 from acgpt.training.networks import HEAD, Tuned
+from acgpt.training.optimizer import build_optimizer, rate
+from acgpt.training.recipe import Recipe
 from acgpt.training.run_folder import CHECKPOINT, CHECKPOINTS, PARTIAL, checkpoints, commit, discard, step_of, writing
 
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
@@ -69,11 +71,8 @@ class AcTrainer(Trainer):
         batches: The training batches.
         args: Arguments of the Hugging Face Trainer.
         product: What is trained, and how checkpoints and the final model are written.
+        recipe: The recipe.
         fsdp: Whether each process holds a shard of the network.
-        keep: Number of checkpoints to keep.
-        workers: Number of processes that prepare batches.
-        optimizer: Makes the optimizer of a network and of its head for lengths, if it has one.
-        schedule: Learning rate of a step, from 0, as a share of its peak.
     """
 
     def __init__(
@@ -83,14 +82,10 @@ class AcTrainer(Trainer):
         args: TrainingArguments,
         *,
         product: Tuned,
+        recipe: Recipe,
         fsdp: bool,
-        keep: int,
-        workers: int,
-        optimizer: Callable[[PreTrainedModel, nn.Module | None], torch.optim.Optimizer],
-        schedule: Callable[[int], float],
     ) -> None:
-        self.product, self.fsdp, self.keep, self.workers = product, fsdp, keep, min(workers, cores())
-        self.make_optimizer, self.schedule = optimizer, schedule
+        self.product, self.recipe, self.fsdp, self.workers = product, recipe, fsdp, min(recipe.workers, cores())
         self.is_fsdp_enabled: bool  # an attribute of the Trainer
         self.optimizer: Any
         self.watch, self.closing = Watch(), multiprocessing.Event()
@@ -172,12 +167,21 @@ class AcTrainer(Trainer):
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Make the optimizer."""
-        self.optimizer = self.make_optimizer(self.network, self.accelerator.unwrap_model(self.model).length_head)
+        recipe, length_head = self.recipe, self.accelerator.unwrap_model(self.model).length_head
+        self.optimizer = build_optimizer(
+            self.network, length_head, muon=recipe.optimizer == "muon", lr=recipe.lr, muon_lr=recipe.muon_lr or 0.0,
+            betas=recipe.betas, weight_decay=recipe.weight_decay,
+        )  # fmt: skip
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Make the learning rate scheduler."""
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, self.schedule)
+        recipe = self.recipe
+        schedule = partial(
+            rate, steps=num_training_steps, warmup=recipe.warmup, shape=recipe.schedule, final=recipe.final_lr or 0.0,
+            cooldown=recipe.cooldown or 1.0,
+        )  # fmt: skip
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, schedule)
         self._created_lr_scheduler = True
         return self.lr_scheduler
 
@@ -199,7 +203,7 @@ class AcTrainer(Trainer):
                 self.accelerator.wait_for_everyone()
                 if self.args.should_save:
                     commit(partial / name, final)
-                    for old in checkpoints(folder)[: -self.keep]:
+                    for old in checkpoints(folder)[: -self.recipe.keep]:
                         discard(old)
             finally:
                 if self.args.should_save:
