@@ -51,7 +51,7 @@ def test_runs_that_cannot_be_compared_have_panels_that_can_be_told_apart(tmp_pat
 def test_a_run_of_one_length_needs_no_warning(tmp_path):
     runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "gpt", GPT, method="gpt")]
     (part,) = make_report(runs, tmp_path / "report").parts
-    assert not any(part.left_out.values())
+    assert not any("Not shown" in caption for caption in part.captions.values())
 
 
 def test_every_run_is_in_the_main_figure_or_is_named(tmp_path, monkeypatch):
@@ -66,7 +66,7 @@ def test_every_run_is_in_the_main_figure_or_is_named(tmp_path, monkeypatch):
         for (name, value), options in zip(perplexity.items(), kinds, strict=True)
     ]
     (part,) = make_report(runs, tmp_path / "report").parts
-    shown, words = shown_in(part, "main"), " ".join(part.left_out["validation/main"])
+    shown, words = shown_in(part, "main"), part.captions["validation/main"].partition("Not shown")[2]
     named = {name for name in perplexity if name in words}
     assert named == {name for name, value in perplexity.items() if value not in shown}
     assert len(named) == 5 and {"run2", "run3", "run4", "run5"} < named
@@ -78,7 +78,7 @@ def test_runs_on_no_curve_over_r_max_are_named(tmp_path):
     runs += [scratch(tmp_path / "alone", lr=1.0), scratch(tmp_path / "gpt", GPT, method="gpt")]
     runs += [scratch(tmp_path / "noisy", method="diffusion", about={"evaluation": bound})]
     (part,) = make_report(runs, tmp_path / "report").parts
-    assert part.left_out["validation/r_max"] == ["not shown: alone, gpt, noisy. See the tables."]
+    assert part.captions["validation/r_max"].endswith(" Not shown: alone, gpt, noisy. See the tables.")
 
 
 def test_no_figure_at_all_is_said(tmp_path):
@@ -88,19 +88,15 @@ def test_no_figure_at_all_is_said(tmp_path):
     assert "no figure of validation: no run was evaluated at the r_max of its training." in made.notes
 
 
-def test_what_is_left_out_is_said_on_the_page_in_the_files_and_on_the_terminal(tmp_path, monkeypatch):
+def test_what_is_left_out_is_said_below_the_figure(tmp_path, monkeypatch):
     monkeypatch.setattr(write, "find_spec", lambda name: name)
     monkeypatch.setattr(write, "render_figure", lambda draw: {"png": b"", "svg": b"<svg/>"})
     runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "low", (9.0,) * 5, r_max=0.2, lr=1.0)]
     result = CliRunner().invoke(app, ["report", *map(str, runs), "-o", str(tmp_path / "report")])
     assert result.exit_code == 0, result.output
-    words = "not shown: low. See the tables."
-    assert f"note: figure from-scratch/validation/main: {words}" in result.stdout
     page = unescape((tmp_path / "report" / "report.html").read_text(encoding="utf-8"))
     captions = [each.partition("</figcaption>")[0] for each in page.split("<figcaption>")[1:]]
-    assert [f"N{words[1:]}" in caption for caption in captions] == [True, False]
-    notes = json.loads((tmp_path / "report" / "report.json").read_text())["notes"]
-    assert any(words in note for note in notes)
+    assert ["Not shown: low. See the tables." in caption for caption in captions] == [True, False]
 
 
 def test_of_two_evaluations_on_one_set_the_one_left_out_is_named_if_it_differs(tmp_path):

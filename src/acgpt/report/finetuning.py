@@ -36,7 +36,7 @@ from acgpt.report.runs import (
     command_for,
     describe_set,
 )
-from acgpt.report.tables import INTERVALS, NO_CLEAR_BEST, Cell, Column, Row, Table, comparable, file_name, group_numbers
+from acgpt.report.tables import INTERVALS, NO_CLEAR_BEST, Cell, Column, Row, Table, comparable, file_name, grouped
 from acgpt.training.recipe import differences
 
 PAPER = Path(__file__).parent / "paper" / "finetuning.json"
@@ -98,10 +98,6 @@ CAPTIONS = {
     f"its own r_max. {INTERVALS}",
     "curve": "Advantage over the causal twin after the same number of steps. Logs keep no sums per document, so there "
     "are no intervals.",
-}
-FIGURES = {
-    "sweep": "Advantage on the training distribution by r_max. Dashed: the paper.",
-    "curve": "Advantage during training.",
 }
 
 
@@ -244,9 +240,9 @@ def make(runs: Sequence[Run]) -> Part | None:
             path, table = f"{folder}/sweep", tables["sweep"]
             part.pictures[path] = partial(pictures.sweep, sweep_curves(table))
             on_curve = {comparison.run for members in sweeps for comparison in members}
-            part.left_out[path] = name_hidden(each.run.name for each in of_split if each.run not in on_curve)
+            hidden = name_hidden(each.run.name for each in of_split if each.run not in on_curve)
+            part.captions[path] = "Advantage on the training distribution by r_max. Dashed: the paper." + hidden
     add_curve(part, [run for run in tuned if not run.causal], causal, names)
-    part.captions.update({stem: FIGURES[stem.rpartition("/")[2]] for stem in part.pictures})
     return part
 
 
@@ -272,14 +268,9 @@ def paper_rows(paper: dict[str, Any], table: str) -> list[Row]:
 def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], paper: dict[str, Any]) -> Table:
     """Build the table of the five modes, a row per run, baselines first."""
     pairs = [(run, evaluation) for run in runs for evaluation in run.evaluations if evaluation.split == split]
-    frame = pd.DataFrame(
-        {
-            "group": group_numbers(group(*pair) for pair in pairs),  # in the order of the runs
-            "future": [not run.causal for run, _ in pairs],
-        }
-    )
+    groups = list(dict.fromkeys(group(*pair) for pair in pairs))  # in the order of the runs
     rows = []
-    for run, evaluation in (pairs[i] for i in frame.sort_values(["group", "future"], kind="stable").index):
+    for run, evaluation in sorted(pairs, key=lambda pair: (groups.index(group(*pair)), not pair[0].causal)):
         cells = {**run_description(run, names), "texts": run.budget[0], **evaluation.modes, "set": evaluation.hash[:8]}
         details = (describe_set(evaluation),)
         key = group(run, evaluation)
@@ -290,17 +281,13 @@ def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], pap
 
 def advantage_table(compared: Sequence[Comparison], names: dict[str, str], paper: dict[str, Any]) -> Table:
     """Build the table of the advantages over causal twins."""
-    keys = [group(comparison.run, comparison.evaluation) for comparison in compared]
     rows = []
-    for i in group_numbers(keys).sort_values(kind="stable").index:  # keep groups together
-        comparison = compared[i]
-        cells = {
-            **run_description(comparison.run, names),
-            **comparison.advantages,
-            "set": comparison.evaluation.hash[:8],
-        }
-        cells["twin"] = comparison.twin.name if comparison.twin else None
-        rows.append(Row(cells, keys[i], comparison.note, details=(describe_set(comparison.evaluation),)))
+    for members in grouped(compared, lambda comparison: group(comparison.run, comparison.evaluation)):
+        for comparison in members:
+            run, evaluation = comparison.run, comparison.evaluation
+            cells = {**run_description(run, names), **comparison.advantages, "set": evaluation.hash[:8]}
+            cells["twin"] = comparison.twin.name if comparison.twin else None
+            rows.append(Row(cells, group(run, evaluation), comparison.note, details=(describe_set(evaluation),)))
     rows += paper_rows(paper, "advantages")
     title = f"Advantage over the causal baseline, {compared[0].evaluation.split}"
     return Table(title, CAPTIONS["advantages"], ADVANTAGE_COLUMNS, tuple(rows), "backbone", SETS)
@@ -314,17 +301,10 @@ def sweep(compared: Sequence[Comparison]) -> list[list[Comparison]]:
         if comparison.evaluation.dataset.get("r_max") == comparison.run.r_max
         and comparison.advantages["training"] is not None
     ]
-    frame = pd.DataFrame(
-        {
-            "comparison": pd.Series(comparable_runs, dtype=object),
-            "sweep": [sweep_key(comparison.run) for comparison in comparable_runs],
-            "r_max": [comparison.run.r_max for comparison in comparable_runs],
-        }
-    )
     return [
-        list(members.sort_values("r_max", kind="stable")["comparison"])
-        for _, members in frame.groupby("sweep", sort=False)
-        if members["r_max"].nunique() > 1
+        sorted(members, key=lambda comparison: comparison.run.r_max)
+        for members in grouped(comparable_runs, lambda comparison: sweep_key(comparison.run))
+        if len({comparison.run.r_max for comparison in members}) > 1
     ]
 
 
@@ -387,6 +367,7 @@ def add_curve(part: Part, runs: Sequence[Run], causal: Sequence[Run], names: dic
         part.data["curve"], part.content["curve"] = table, table.as_dicts()
         if any(len(points) > 1 for _, points in curves):
             part.pictures["curve"] = partial(pictures.curve, curves)
+            part.captions["curve"] = "Advantage during training."
 
 
 def same_logged_set(run: Run, other: Run) -> bool:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from acgpt.evaluation.bootstrap import Difference, MeasuredPerplexity, paired_difference
 from acgpt.methods import METHODS
@@ -46,7 +45,7 @@ from acgpt.report.tables import (
     Table,
     comparable,
     file_name,
-    group_numbers,
+    grouped,
 )
 from acgpt.training.recipe import FREE, Recipe
 
@@ -256,11 +255,8 @@ def read_paper() -> dict[str, Any]:
 
 def row_names(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry, str]:
     """Name each row: the method, and what distinguishes it from other rows of the method, on any dataset."""
-    frame = pd.DataFrame(
-        {"entry": entries, "kind": [(e.method, *e.group[:-1], e.r_max, e.at_training_r_max) for e in entries]}
-    )
     names = {}
-    for _, peers in frame.groupby("kind", sort=False)["entry"]:
+    for peers in grouped(entries, lambda e: (e.method, *e.group[:-1], e.r_max, e.at_training_r_max)):
         variants = {entry: variant(entry.first) for entry in peers}
         for entry, recipe in variants.items():
             differing = [key for key in recipe if any(peer.get(key) != recipe[key] for peer in variants.values())]
@@ -300,17 +296,10 @@ def row_description(entry: Entry, names: Mapping[Entry, str]) -> dict[str, Cell]
 
 def sort_entries(entries: Sequence[Entry], paper: Mapping[str, Any]) -> list[Entry]:
     """Sort entries by r_max, by dataset with the largest first, then by method in the paper's order."""
-    frame = pd.DataFrame(
-        {
-            "entry": entries,
-            "r_max": [entry.r_max for entry in entries],
-            "minus_texts": [-entry.evaluation.texts for entry in entries],
-            "group": group_numbers(entry.group for entry in entries),
-            "method": [method_order(entry.method, paper) for entry in entries],
-            "options": [entry.evaluation.options for entry in entries],
-        }
-    )
-    return list(frame.sort_values(["r_max", "minus_texts", "group", "method", "options"], kind="stable")["entry"])
+    ordered = sorted(entries, key=lambda entry: (method_order(entry.method, paper), entry.evaluation.options))
+    groups = list(dict.fromkeys(entry.group for entry in entries))
+    ordered.sort(key=lambda entry: (entry.r_max, -entry.evaluation.texts, groups.index(entry.group)))
+    return ordered
 
 
 def differences(
@@ -419,8 +408,8 @@ def add_pictures(
         "main": (
             partial(pictures.methods, panels, colours),
             f"Perplexity of each method in the five modes ({'; '.join(panel.title for panel in panels)}). Lower is "
-            "better. Compare within a panel only. Hatched bars are upper bounds. The tables list the numbers.",
-            not_shown(entries, shown),
+            "better. Compare within a panel only. Hatched bars are upper bounds. The tables list the numbers."
+            + not_shown(entries, shown),
         )
     }
     future_panels, shown = main_panels(entries, names, paper, competitive_rows)
@@ -430,7 +419,6 @@ def add_pictures(
             "Perplexity on the training distribution with the future (dark) and without it (light), and the relative "
             "change, for methods that answer both exactly. Methods with more than twice the best perplexity without "
             "the future are in the tables only. Compare within a panel only.",
-            [],
         )
     curves = [(size, in_size) for size in sizes_of(entries, paper) if (in_size := sweep(size, entries, names, paper))]
     if curves:
@@ -438,16 +426,15 @@ def add_pictures(
         figures["r_max"] = (
             partial(pictures.ranges, titled, colours),
             "Perplexity by r_max, on the training distribution and unconditional. Models were trained and evaluated at "
-            "the same r_max. Each r_max has its own evaluation dataset. Dashed: the paper.",
-            not_shown(entries, [entry for _, in_size in curves for _, points in in_size for entry in points]),
+            "the same r_max. Each r_max has its own evaluation dataset. Dashed: the paper."
+            + not_shown(entries, [entry for _, in_size in curves for _, points in in_size for entry in points]),
         )
-    for stem, (draw, caption, left_out) in figures.items():
-        path = f"{folder}/{stem}"
-        part.pictures[path], part.captions[path], part.left_out[path] = draw, caption, left_out
+    for stem, (draw, caption) in figures.items():
+        part.pictures[f"{folder}/{stem}"], part.captions[f"{folder}/{stem}"] = draw, caption
 
 
-def not_shown(entries: Sequence[Entry], shown: Sequence[Entry]) -> list[str]:
-    """Return a sentence that names the runs of `entries` that are not `shown`, if there are any."""
+def not_shown(entries: Sequence[Entry], shown: Sequence[Entry]) -> str:
+    """Return the end of a caption: the runs of `entries` that are not `shown`, if there are any."""
     runs = {run for entry in shown for run in entry.runs}
     return name_hidden(run.name for entry in entries for run in entry.runs if run not in runs)
 
@@ -479,11 +466,9 @@ def main_panels(
     panels, shown = [], []
     default = asked_by_default(entries)
     for size in sizes_of(entries, paper):
-        of_size = pd.Series(
-            [entry for entry in default if entry.first.size == size and entry.at_training_r_max], dtype=object
-        )
+        of_size = [entry for entry in default if entry.first.size == size and entry.at_training_r_max]
         name, candidates = paper["sizes"].get(size, size), []
-        for _, comparable_entries in of_size.groupby(of_size.map(lambda entry: entry.group), sort=False):
+        for comparable_entries in grouped(of_size, lambda entry: entry.group):
             group = sorted(
                 comparable_entries, key=lambda entry: (method_order(entry.method, paper), entry.evaluation.options)
             )
@@ -561,20 +546,14 @@ def sweep(
         for entry in entries
         if entry.first.size == size and entry.at_training_r_max and not entry.evaluation.bound
     ]
-    frame = pd.DataFrame(
-        {
-            "entry": pd.Series(points, dtype=object),
-            "curve": [curve_key(entry) for entry in points],
-            "texts": [entry.evaluation.texts for entry in points],
-            "r_max": [entry.r_max for entry in points],
-        }
-    ).sort_values("r_max", kind="stable")
+    points.sort(key=lambda entry: entry.r_max)
     curves = []
-    for _, candidates in frame.groupby("curve", sort=False):
-        counts = candidates.groupby("texts")["r_max"].nunique()
-        texts = max(counts.index, key=lambda texts: (counts[texts], texts))
-        if counts[texts] > 1:
-            members = list(candidates["entry"][candidates["texts"] == texts])
+    for candidates in grouped(points, curve_key):
+        by_texts = grouped(candidates, lambda entry: entry.evaluation.texts)
+        r_maxes, _, members = max(
+            (len({entry.r_max for entry in members}), members[0].evaluation.texts, members) for members in by_texts
+        )
+        if r_maxes > 1:
             curve = tuple((entry.r_max, entry.modes) for entry in members)
             curves.append((Curve(names[members[0]], members[0].method, curve), members))
     curves.sort(key=lambda curve: method_order(curve[0].method, paper))

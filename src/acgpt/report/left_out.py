@@ -1,4 +1,4 @@
-"""Notes on the runs that a figure does not show."""
+"""What a caption says of the runs that a figure does not show."""
 
 from __future__ import annotations
 
@@ -18,16 +18,11 @@ def join_names(names: Iterable[str]) -> str:
     return ", ".join(unique[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def name_hidden(names: Iterable[str]) -> list[str]:
-    """Return a sentence that names the runs that a figure does not show; none if it shows all.
+def name_hidden(names: Iterable[str]) -> str:
+    """Return the end of a caption, which names the runs that a figure does not show; "" if it shows all.
 
     >>> name_hidden(["a", "b"]), name_hidden([])
-    (['not shown: a, b. See the tables.'], [])
+    (' Not shown: a, b. See the tables.', '')
     """
     joined = join_names(names)
-    return [f"not shown: {joined}. See the tables."] if joined else []
-
-
-def join_sentences(sentences: Iterable[str]) -> str:
-    """Join sentences, each with a capital letter."""
-    return " ".join(sentence[:1].upper() + sentence[1:] for sentence in sentences if sentence)
+    return f" Not shown: {joined}. See the tables." if joined else ""

@@ -13,7 +13,6 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from acgpt.report.left_out import join_sentences
 from acgpt.report.part import Part
 from acgpt.report.tables import file_name
 from acgpt.version import __version__
@@ -60,9 +59,7 @@ def figures_of(part: Part, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
     return [
         {
             "stem": stem,
-            "caption": " ".join(
-                filter(None, [part.captions.get(stem, ""), join_sentences(part.left_out.get(stem, ()))])
-            ),
+            "caption": part.captions[stem],
             "data": base64.b64encode(files[path]).decode(),
         }
         for stem in part.pictures

@@ -23,9 +23,7 @@ class Part:
         tables: Tables by file name without extension; written as Markdown, CSV and LaTeX.
         data: Tables that are too long to read, written as CSV only.
         pictures: Functions that draw the figures, by file name without extension; not called without matplotlib.
-        captions: Captions of the figures.
-        left_out: By figure, sentences on what it does not show although a reader might expect it: which run, why, and
-            what to do. They end the caption, and are notes of the report.
+        captions: Captions of the figures; they end with the runs that a figure does not show.
         pages: Further pages by file name: the text of a link to it, and a function that renders its HTML.
         notes: Further remarks for the reader.
     """
@@ -37,6 +35,5 @@ class Part:
     data: dict[str, Table] = field(default_factory=dict)
     pictures: dict[str, Callable[[], Figure]] = field(default_factory=dict)
     captions: dict[str, str] = field(default_factory=dict)
-    left_out: dict[str, list[str]] = field(default_factory=dict)
     pages: dict[str, tuple[str, Callable[[], str]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -30,6 +30,7 @@ from acgpt.evaluation.per_text import read_per_text
 from acgpt.methods import method_of
 from acgpt.query.conditioning import Conditioning, Empty
 from acgpt.query.modes import MODES, WITHOUT_FUTURE, distributions
+from acgpt.report.tables import grouped
 from acgpt.training.log import Row, read_log
 from acgpt.training.run_folder import CONFIG, LOG, RESULTS
 
@@ -99,6 +100,11 @@ class RunEvaluation:
         """Return by mode the perplexity on resamples, (resamples,), where sums per document or text were kept."""
         resamples = {mode: measured.resampled for mode in self.modes if (measured := self.perplexity(mode)) is not None}
         return {mode: values for mode, values in resamples.items() if values is not None}
+
+    @property
+    def completeness(self) -> tuple[int, bool]:
+        """Number of answered modes, and whether sums per document or text were kept."""
+        return sum(value is not None for value in self.modes.values()), self.per_text is not None
 
     @property
     def bound(self) -> bool:
@@ -354,16 +360,8 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[tuple[RunE
             method_used, model = content["method"], content.get("adapter") or content.get("model")
             if evaluation.texts < 0:
                 raise ValueError(f"{evaluation.texts} texts")
-            modes_answered = sum(value is not None for value in evaluation.modes.values())
-            records.append(
-                (
-                    path,
-                    evaluation,
-                    evaluation.hash,
-                    evaluation.options,
-                    modes_answered + 0.5 * (evaluation.per_text is not None),
-                )
-            )
+            records.append((path, evaluation))
+            evaluation.hash, evaluation.options  # noqa: B018  (reading them checks them)
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise InputError(f"{path} is not an evaluation of acgpt ({error!r}): evaluate again.") from error
         if model is not None and Path(results["recipe"]["output"]).name not in Path(model).parts:
@@ -373,18 +371,16 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[tuple[RunE
                 f"{path} was evaluated as {method_used}, but the run was trained as {method}: evaluate it without "
                 "a method."
             )
-    frame = pd.DataFrame(records, columns=["path", "evaluation", "set", "options", "answered"])
-    answered = frame.groupby(["set", "options"], sort=False)["answered"]
-    kept_rows = frame.loc[answered.idxmax()]  # the first of equals
-    kept_of_row = frame.loc[answered.transform("idxmax")]
-    notes = [
-        f"{path} is left out: {kept_path} evaluates the same dataset in as many modes or more. Delete one of them."
-        for path, dropped, kept_path, kept in zip(
-            frame["path"], frame["evaluation"], kept_of_row["path"], kept_of_row["evaluation"], strict=True
-        )
-        if not same_answers(dropped, kept)
-    ]
-    return tuple(kept_rows["evaluation"]), (*foreign_notes, *notes)
+    evaluations, notes = [], foreign_notes
+    for same in grouped(records, lambda record: (record[1].hash, record[1].options)):
+        kept_path, kept = max(same, key=lambda record: record[1].completeness)  # the first of equals
+        evaluations.append(kept)
+        notes += [
+            f"{path} is left out: {kept_path} evaluates the same dataset in as many modes or more. Delete one of them."
+            for path, dropped in same
+            if not same_answers(dropped, kept)
+        ]
+    return tuple(evaluations), tuple(notes)
 
 
 def same_answers(dropped: RunEvaluation, kept: RunEvaluation) -> bool:

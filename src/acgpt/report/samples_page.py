@@ -15,13 +15,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from acgpt.errors import CONTROLS
 from acgpt.evaluation.generations import BLANK, Generation, Generations
 from acgpt.methods import METHODS
 from acgpt.query.modes import MODES
 from acgpt.report.page import template
+from acgpt.report.tables import grouped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,21 +58,20 @@ class SampleColumn:
         """Mode of the generations."""
         return str(self.generated.record["mode"])
 
+    @property
+    def texts(self) -> str:
+        """Key that is the same for evaluation datasets that differ only in how many texts of a corpus they use."""
+        dataset = self.generated.record["set"]
+        if dataset.get("corpus_hash") is None:
+            return str(dataset["hash"])
+        return json.dumps({**dataset, "hash": None, "texts": None}, sort_keys=True)
+
 
 def samples_page(columns: Sequence[SampleColumn]) -> str:
     """Render the page of all generations."""
-    frame = pd.DataFrame(
-        {
-            "column": pd.Series(columns, dtype=object),
-            "texts": [texts_of(column.generated.record["set"]) for column in columns],
-            **{
-                key: [getattr(column, key) for column in columns]
-                for key in ("mode", "method", "identity", "order", "seed")
-            },
-        }
-    )
-    first = frame.sort_values(["order", "seed"], kind="stable").drop_duplicates(["texts", "mode", "method", "identity"])
-    sets = [list(columns_of_set) for _, columns_of_set in first.groupby("texts", sort=False)["column"]]
+    ordered = sorted(columns, key=lambda column: (column.order, column.seed))
+    same = grouped(ordered, lambda column: (column.texts, column.mode, column.method, column.identity))
+    sets = grouped([first for first, *_ in same], lambda column: column.texts)
     tokenizers: dict[str, PreTrainedTokenizerBase | None] = {}
     texts = []
     for number, columns_of_set in enumerate(sets):
@@ -92,13 +90,6 @@ def samples_page(columns: Sequence[SampleColumn]) -> str:
             name = f"Text {item}" + (f" of set {key[:8]}" if len(sets) > 1 else "")
             texts.append({"name": name, "anchor": f"text-{number}-{item}", "modes": modes})
     return template("samples.html").render(texts=texts, colours=PROBABILITY_LABELS)
-
-
-def texts_of(dataset: Mapping[str, Any]) -> str:
-    """Return a key that is the same for evaluation datasets that differ only in how many texts of a corpus they use."""
-    if dataset.get("corpus_hash") is None:
-        return str(dataset["hash"])
-    return json.dumps({key: value for key, value in dataset.items() if key not in ("hash", "texts")}, sort_keys=True)
 
 
 def modes_of(columns: Sequence[SampleColumn]) -> list[str]:

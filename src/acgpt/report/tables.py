@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,8 @@ from acgpt.evaluation.bootstrap import LEVEL, RESAMPLES, Difference, percentiles
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
+
+Item = TypeVar("Item")
 
 NOTHING, INFINITE = "--", "∞"
 # Characters that pdflatex shows without further packages: ASCII and most of Latin-1.
@@ -232,7 +234,8 @@ class Table:
     @cached_property
     def groups(self) -> pd.Series:
         """Number of each row's group, in the order of their first rows."""
-        return group_numbers(row.group for row in self.rows)
+        values = pd.Series([row.group for row in self.rows], dtype=object)
+        return pd.Series(values.factorize(use_na_sentinel=False)[0], dtype=int)
 
     @cached_property
     def best(self) -> pd.DataFrame:
@@ -281,7 +284,7 @@ class Table:
 
     def grouped(self) -> list[list[Row]]:
         """Return the rows, group by group."""
-        return [list(rows) for _, rows in pd.Series(self.rows, dtype=object).groupby(self.groups)]
+        return grouped(self.rows, lambda row: row.group)
 
     def pages(self) -> list[list[list[Row]]]:
         """Split the groups into LaTeX pages: a float that is longer than a page would be cut off."""
@@ -430,14 +433,16 @@ class Table:
         return table
 
 
-def group_numbers(groups: Iterable[Hashable]) -> pd.Series:
-    """Number the groups in the order in which they first appear.
+def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
+    """Group items by a key, in the order in which the keys first appear.
 
-    >>> group_numbers(["b", "a", "b"]).tolist()
-    [0, 1, 0]
+    >>> grouped(["bad", "air", "bee"], lambda word: word[0])
+    [['bad', 'bee'], ['air']]
     """
-    values = pd.Series(list(groups), dtype=object)
-    return pd.Series(values.factorize(use_na_sentinel=False)[0], dtype=int)
+    groups: dict[Hashable, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
 
 
 def is_number(column: Column) -> bool:

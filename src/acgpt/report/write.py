@@ -134,9 +134,7 @@ def write_report(report: Report, output: Path) -> Report:
                 files |= {
                     f"{part.name}/{stem}.{extension}": content for extension, content in render_figure(draw).items()
                 }
-    if find_spec("matplotlib") is not None:
-        notes += left_out_of_figures(parts)
-    elif any(part.pictures for part in parts):
+    if find_spec("matplotlib") is None and any(part.pictures for part in parts):
         notes.append(NO_PICTURES)
     runs = [provenance(run) for run in report.runs]
     files[PAGE] = html_page(parts, runs, notes, files).encode()
@@ -144,16 +142,6 @@ def write_report(report: Report, output: Path) -> Report:
     files[DATA] = json_text(finite(report.content), indent=1, allow_nan=False).encode()
     write_files(files, output)
     return report
-
-
-def left_out_of_figures(parts: Sequence[Part]) -> list[str]:
-    """Note what figures do not show: each sentence once, with the figures it applies to."""
-    figures: dict[str, list[str]] = {}
-    for part in parts:
-        for stem in part.pictures:
-            for sentence in part.left_out.get(stem, ()):
-                figures.setdefault(sentence, []).append(f"{part.name}/{stem}")
-    return [f"figure {', '.join(stems)}: {sentence}" for sentence, stems in figures.items()]
 
 
 def only_generations(folder: Path) -> bool:
