@@ -9,6 +9,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import scipy.stats
+from perplexities import measured, perplexity_of
 
 from acgpt.errors import InputError
 from acgpt.evaluation.bootstrap import (
@@ -33,7 +34,7 @@ def kept(nats: np.ndarray, tokens: np.ndarray | int = 100, mode: str = "training
 
 def interval(ours: PerText | list[PerText], theirs: PerText | list[PerText]) -> Difference:
     sides = (each if isinstance(each, list) else [each] for each in (ours, theirs))
-    return paired_difference(*(MeasuredPerplexity.of(side, "training") for side in sides))
+    return paired_difference(*(measured(side, "training") for side in sides))
 
 
 def pair(rng: np.random.Generator, texts: int, effect: float = 0.03, spread: float = 4.0) -> tuple[PerText, PerText]:
@@ -110,9 +111,9 @@ def test_means_over_seeds_are_those_of_perplexities():
     rng = np.random.default_rng(7)
     runs = [kept(rng.normal(300, 5, 80)) for _ in range(3)]
     other = kept(rng.normal(305, 5, 80))
-    values = [run.modes["training"].perplexity for run in runs]
+    values = [perplexity_of(run.modes["training"]) for run in runs]
     assert interval(runs, other).percent == pytest.approx(
-        100 * (1 - np.mean(values) / other.modes["training"].perplexity)
+        100 * (1 - np.mean(values) / perplexity_of(other.modes["training"]))
     )
     low, high = interval(runs, other).interval
     assert low < interval(runs, other).percent < high
@@ -151,7 +152,7 @@ def test_one_text_and_impossible_texts_have_no_interval():
 def results(per_text: PerText) -> dict:
     """Return the results of the same evaluation."""
     modes = {
-        mode: {"perplexity": p if math.isfinite(p := sums.perplexity) else None, "tokens": int(sums.tokens.sum())}
+        mode: {"perplexity": p if math.isfinite(p := perplexity_of(sums)) else None, "tokens": int(sums.tokens.sum())}
         for mode, sums in per_text.modes.items()
     }
     texts = len(next(iter(per_text.modes.values())).nats)
@@ -211,14 +212,14 @@ def test_few_texts_have_wider_intervals_and_are_called_different_no_more_often_t
     for _ in range(400):
         hard, tokens = rng.normal(3, 0.5, texts), np.full(texts, 50.0)
         sides = [TextSums(tokens * (hard + rng.normal(0, 0.1, texts)), tokens) for _ in range(2)]
-        ours, theirs = (MeasuredPerplexity.of([PerText("set", {"m": side})], "m") for side in sides)
+        ours, theirs = (measured([PerText("set", {"m": side})], "m") for side in sides)
         clear += paired_difference(ours, theirs).clear
     assert clear / 400 == pytest.approx(0.05, abs=0.035)
 
 
 def test_fewer_texts_than_that_have_no_interval():
     sides = [TextSums(np.arange(1.0, 8) * factor, np.ones(7)) for factor in (1, 2)]
-    ours, theirs = (MeasuredPerplexity.of([PerText("set", {"m": side})], "m") for side in sides)
+    ours, theirs = (measured([PerText("set", {"m": side})], "m") for side in sides)
     assert paired_difference(ours, theirs).interval is None
 
 

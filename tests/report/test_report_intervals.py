@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from perplexities import measured, perplexity_of
 from test_report import LORA, twin_of, write_run
 from test_report_scratch import AC, GPT, scratch
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
-from acgpt.evaluation.bootstrap import Difference, MeasuredPerplexity, PerText, TextSums, paired_difference
+from acgpt.evaluation.bootstrap import Difference, PerText, TextSums, paired_difference
 from acgpt.evaluation.per_text import as_dict, per_text_path
 from acgpt.query.modes import MODES
 from acgpt.report.finetuning import ADVANTAGES
@@ -41,7 +42,7 @@ def add_texts(run: Path, seed: int, name: str = "results", noise: float = 1.0, u
             centred = own.normal(0, noise, TEXTS)
             nats = TOKENS * np.log(answer["perplexity"]) + hard - hard.mean() + centred - centred.mean()
             modes[mode] = TextSums(np.round(nats, 3), np.full(TEXTS, float(TOKENS)))
-            answer |= {"perplexity": modes[mode].perplexity, "tokens": TEXTS * TOKENS}
+            answer |= {"perplexity": perplexity_of(modes[mode]), "tokens": TEXTS * TOKENS}
     result["set"]["texts"] = TEXTS
     result["bootstrap"] = {"unit": unit, "units": TEXTS}
     kept = PerText(result["set"]["hash"], modes, unit)
@@ -53,9 +54,7 @@ def add_texts(run: Path, seed: int, name: str = "results", noise: float = 1.0, u
 def expected(ours: PerText | list[PerText], mode: str, theirs: PerText | list[PerText], other: str) -> Any:
     """Return the expected difference in JSON form, from `paired_difference`, which has its own tests."""
     sides = ([each] if isinstance(each, PerText) else each for each in (ours, theirs))
-    result = paired_difference(
-        *(MeasuredPerplexity.of(runs, name) for runs, name in zip(sides, (mode, other), strict=True))
-    )
+    result = paired_difference(*(measured(runs, name) for runs, name in zip(sides, (mode, other), strict=True)))
     return pytest.approx([result.percent, *result.interval], rel=1e-9)
 
 

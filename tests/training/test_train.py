@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from matplotlib.figure import Figure
+from perplexities import measured
 from runs import SMALL, loss_of, read_rows, write_corpus
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -20,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import acgpt
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
-from acgpt.evaluation.bootstrap import MeasuredPerplexity, paired_difference
+from acgpt.evaluation.bootstrap import paired_difference
 from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.per_text import read_per_text
 from acgpt.evaluation.perplexity import evaluate
@@ -132,7 +133,7 @@ def test_the_results_are_those_of_the_exported_model_on_the_set_that_evaluate_ma
         assert results["evaluation"]["modes"][mode]["perplexity"] == pytest.approx(perplexity, rel=1e-5)
     kept = read_per_text(run / "results.json", results["evaluation"])  # which compares all sums with the results
     assert kept.set_hash == set_hash and len(kept.modes) == 5
-    gain = paired_difference(*(MeasuredPerplexity.of([kept], mode) for mode in ("training", "training-no-future")))
+    gain = paired_difference(*(measured([kept], mode) for mode in ("training", "training-no-future")))
     recorded = results["evaluation"]["gains"]["training"]
     assert gain.percent == pytest.approx(recorded["percent"], abs=0.01)
     assert gain.interval is None and recorded["interval"] is None  # there are too few texts

@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from transformers import PreTrainedModel
 
-from acgpt.common.files import write_atomically
+from acgpt.common.files import finite, write_atomically
 from acgpt.engine.attention import evaluating
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import batches
@@ -204,14 +204,8 @@ class Evaluation:
     def as_dict(self) -> dict[str, Any]:
         """Return the result as JSON values; infinite numbers become `None`."""
 
-        def as_json(results: Mapping[str, ModeResult | Difference | GainByDistance | None]) -> dict[str, Any]:
-            return {mode: None if result is None else without_infinite(asdict(result))
-                    for mode, result in results.items()}  # fmt: skip
-
-        def without_infinite(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {name: without_infinite(item) for name, item in value.items()}
-            return None if isinstance(value, float) and not math.isfinite(value) else value
+        def as_json(results: Mapping[str, ModeResult | Difference | GainByDistance | None]) -> Any:
+            return finite({mode: None if result is None else asdict(result) for mode, result in results.items()})
 
         return {
             "method": self.method,
