@@ -1,45 +1,32 @@
-"""Stop strings: they are found in linear time, and bounded in all protocols."""
+"""Stop strings: they are found as the text is drawn, and bounded in all protocols."""
 
 from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from fuzz import examples
 
-from acgpt.serving.writer import Match
-
-
-class CountedWord(str):
-    """A string that counts how often one of its characters is looked at."""
-
-    looks = 0
-
-    def __getitem__(self, index):
-        self.looks += 1
-        return super().__getitem__(index)
+from acgpt.serving.writer import Writer
 
 
 @pytest.mark.parametrize("seed", range(examples(20)))
-def test_a_match_is_the_longest_beginning_of_the_word_that_the_text_ends_with(seed):
+def test_a_text_ends_before_the_first_stop_string_and_nothing_of_it_is_shown(seed):
     rng = random.Random(seed)
-    word, text = ("".join(rng.choices("ab", k=k)) for k in (rng.randint(1, 6), 40))
-    match, read = Match(word), ""
-    for part in (text[i : i + 3] for i in range(0, len(text), 3)):
-        begin, read = len(read), read + part
-        if (end := match.read(part)) is not None:
-            assert begin + end == text.index(word) + len(word)
+    words, text = ["".join(rng.choices("ab", k=rng.randint(1, 6))) for _ in range(2)], "".join(rng.choices("ab", k=40))
+    writer = Writer(lambda token: text[token : token + 1].encode(), [], words, np.ones(40, dtype=np.bool_), 0)
+    shown = ""
+    for token in range(len(text)):
+        writer.advance(token)
+        shown += writer.news(done=token == len(text) - 1)
+        if writer.ended_by:
             break
-        assert word not in read
-        assert match.length == max(k for k in range(len(word)) if read.endswith(word[:k]))
-
-
-def test_stop_strings_are_looked_for_in_time_linear_in_the_text():
-    word, text = CountedWord("a" * 2000 + "b"), ("a" * 1999 + "c") * 2
-    match = Match(word)
-    for character in text:
-        assert match.read(character) is None
-    assert word.looks < 6 * (len(word) + len(text))
+    if ends := [text.index(word) + len(word) for word in words if word in text]:
+        at, word = min((text.index(word), word) for word in words if text[: min(ends)].endswith(word))
+        assert (writer.ended_by, writer.word, shown) == ("word", word, text[:at])
+    else:
+        assert (writer.ended_by, shown) == ("", text)
 
 
 STOPPED = [

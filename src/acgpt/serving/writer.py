@@ -32,7 +32,7 @@ class Writer:
         self.inner[list(self.ends)] = False
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")  # holds back half a character
         self.text, self.shown = "", 0
-        self.matches = [Match(word) for word in self.stop]
+        self.held = max(map(len, self.stop), default=1) - 1  # characters at the end that may begin a stop string
         self.drawn = 0
         self.ended_by, self.word = "", ""
 
@@ -46,48 +46,15 @@ class Writer:
         if token in self.ends:
             self.ended_by = "eos"
             return
-        begin, new = len(self.text), self.decoder.decode(self.bytes_of(token))
-        self.text += new
-        ends = [(match.read(new), match.word) for match in self.matches]
-        if found := [(begin + end - len(word), word) for end, word in ends if end is not None]:
+        begin = len(self.text)
+        self.text += self.decoder.decode(self.bytes_of(token))
+        places = [(self.text.find(word, max(0, begin - len(word) + 1)), word) for word in self.stop]
+        if found := [(at, word) for at, word in places if at >= 0]:
             at, self.word = min(found)
             self.text, self.ended_by = self.text[:at], "word"
 
     def news(self, done: bool) -> str:
-        """Return the text that is settled and was not returned before: no beginning of a stop string, unless done."""
-        held = 0 if done or self.ended_by else max((match.length for match in self.matches), default=0)
+        """Return the text that is settled and was not returned before: nothing that may be stopped, unless done."""
+        held = 0 if done or self.ended_by else self.held
         begin, self.shown = self.shown, max(self.shown, len(self.text) - held)
         return self.text[begin : self.shown]
-
-
-class Match:
-    """How much of a word a text ends with, as the text grows: the algorithm of Knuth, Morris and Pratt.
-
-    It takes a time that is linear in the text and the word, however they repeat themselves.
-
-    Args:
-        word: The word.
-
-    Attributes:
-        length: Length of the longest beginning of the word that the text ends with.
-    """
-
-    def __init__(self, word: str) -> None:
-        self.word, self.length = word, 0
-        self.shorter = [0] * len(word)  # by length - 1: the next shorter beginning that such a beginning ends with
-        for end in range(1, len(word)):
-            self.shorter[end] = self._longer(self.shorter[end - 1], word[end])
-
-    def _longer(self, length: int, character: str) -> int:
-        """Return the length after one more character."""
-        while length and (length == len(self.word) or self.word[length] != character):
-            length = self.shorter[length - 1]
-        return length + (self.word[length] == character)
-
-    def read(self, text: str) -> int | None:
-        """Append a text. Return where in it the word ends; `None` if it does not."""
-        for end, character in enumerate(text, 1):
-            self.length = self._longer(self.length, character)
-            if self.length == len(self.word):
-                return end
-        return None
