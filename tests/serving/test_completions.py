@@ -103,7 +103,7 @@ def test_a_gap_is_filled_with_all_options_of_its_request(both, stream, max_token
     (found,) = executor.run(searches)
     (text,) = found.texts
     assert (text.text, text.ids) == (expected.fills[0], tuple(token.id for token in expected.tokens))
-    assert math.fsum(text.log_probs.log_probs) == exactly(expected.log_prob)
+    assert math.fsum(text.log_probs["token_logprobs"]) == exactly(expected.log_prob)
 
 
 def test_mask_is_not_drawn_however_likely_it_is():

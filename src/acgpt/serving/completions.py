@@ -102,23 +102,6 @@ class Options:
 
 
 @dataclass(frozen=True)
-class TokenLogProbs:
-    """Log-probabilities of tokens, in the terms of OpenAI's completions.
-
-    Args:
-        tokens: The tokens as text.
-        log_probs: Their log-probabilities; `None` for the first token of a prompt.
-        top: The most probable tokens in each place, and the token itself, with their log-probabilities.
-        offsets: Where each token begins in the prompt and the text after it, in characters.
-    """
-
-    tokens: tuple[str, ...]
-    log_probs: tuple[float | None, ...]
-    top: tuple[dict[str, float] | None, ...]
-    offsets: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Completion:
     """One text.
 
@@ -127,14 +110,14 @@ class Completion:
         ids: The tokens that were drawn, also those that a stop string has cut off and the token that ended the text.
         ended_by: "eos" if the model ended the text, "word" if a stop string did, "limit" if there was no room or time.
         word: The stop string that ended it.
-        log_probs: Log-probabilities, if they were asked for.
+        log_probs: Log-probabilities of the tokens if they were asked for, in the terms of OpenAI's completions.
     """
 
     text: str
     ids: tuple[int, ...]
     ended_by: str
     word: str = ""
-    log_probs: TokenLogProbs | None = None
+    log_probs: dict[str, Any] | None = None
 
     @property
     def finish_reason(self) -> str:
@@ -508,7 +491,7 @@ class Completer:
 
     def log_probs(
         self, ids: Sequence[int], tops: Sequence[TopScore | None], offsets: Sequence[int], k: int
-    ) -> TokenLogProbs:
+    ) -> dict[str, Any]:
         """Return log-probabilities in the terms of OpenAI's completions."""
         tables: list[dict[str, float] | None] = []
         for token, top in zip(ids, tops, strict=True):
@@ -520,12 +503,12 @@ class Completer:
                 name = self.name(other)
                 table[name] = max(finite(log_prob), table.get(name, -math.inf))
             tables.append(table)
-        return TokenLogProbs(
-            tuple(map(self.name, ids)),
-            tuple(None if top is None else finite(top.log_prob) for top in tops),
-            tuple(tables),
-            tuple(offsets),
-        )
+        return {
+            "tokens": list(map(self.name, ids)),
+            "token_logprobs": [None if top is None else finite(top.log_prob) for top in tops],
+            "top_logprobs": tables,
+            "text_offset": offsets,
+        }
 
     def completion_of_fill(self, fill: Fill, options: Options) -> Search[Completion]:
         """Return a fill as a completion, with its log-probabilities if they are asked for."""

@@ -164,19 +164,11 @@ def model_fields(name: str, created: int) -> dict[str, Any]:
 
 def choice(index: int, text: str, completion: Completion | None) -> dict[str, Any]:
     """Return an entry of `choices`; of a stream, if the completion is not finished."""
-    log_probs = None if completion is None else completion.log_probs
     return {
         "index": index,
         "text": text,
-        "logprobs": None
-        if log_probs is None
-        else {
-            "tokens": log_probs.tokens,
-            "token_logprobs": log_probs.log_probs,
-            "top_logprobs": log_probs.top,
-            "text_offset": log_probs.offsets,
-        },
-        "finish_reason": None if completion is None else completion.finish_reason,
+        "logprobs": completion and completion.log_probs,
+        "finish_reason": completion and completion.finish_reason,
     }
 
 
