@@ -341,25 +341,14 @@ class LanguageModel:
             QueryError: The query does not fit the model; it is too long, for example.
         """
         seed = secrets.randbits(32) if seed is None else seed
-        searches = [
-            self.searches.sample(
-                question,
-                n,
-                temperature=temperature,
-                top_p=top_p,
-                top_k=top_k,
-                seed=seed,
-                max_tokens=max_tokens,
-                stop=stop,
-                candidates=candidates,
-                future=future,
-                adapter=adapter,
-                notice=notice,
-            )
-            for question in as_list(query)
-        ]
-        results = self._executor.run(searches)
-        return results[0] if isinstance(query, str | Query) else results
+        samples: list[Sample] | list[list[Sample]] = self._each(
+            query,
+            lambda question: self.searches.sample(
+                question, n, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens,
+                stop=stop, candidates=candidates, future=future, adapter=adapter, notice=notice,
+            ),
+        )  # fmt: skip
+        return samples
 
     @overload
     def fill(  # type: ignore[overload-overlap]
@@ -440,27 +429,14 @@ class LanguageModel:
             ModelError: The tokenizer is neither byte-level BPE nor SentencePiece with byte fallback.
         """
         seed = secrets.randbits(32) if seed is None else seed
-        searches = [
-            self.searches.fill(
-                text,
-                n,
-                best_of=best_of,
-                patience=patience,
-                max_tokens=max_tokens,
-                stop=stop,
-                temperature=temperature,
-                top_p=top_p,
-                top_k=top_k,
-                seed=seed,
-                distinct=distinct,
-                future=future,
-                adapter=adapter,
-                notice=notice,
-            )
-            for text in as_templates(template)
-        ]
-        results = self._executor.run(searches)
-        return results[0] if isinstance(template, str) else results
+        fills: list[Fill] | list[list[Fill]] = self._each(
+            template,
+            lambda text: self.searches.fill(
+                text, n, best_of=best_of, patience=patience, max_tokens=max_tokens, stop=stop, temperature=temperature,
+                top_p=top_p, top_k=top_k, seed=seed, distinct=distinct, future=future, adapter=adapter, notice=notice,
+            ),
+        )  # fmt: skip
+        return fills
 
     @overload
     def lengths(  # type: ignore[overload-overlap]
@@ -505,12 +481,11 @@ class LanguageModel:
             QueryError: The model does not predict lengths, `known` does not fit the template, or the gap ends the text.
             InputError: `known` is not a list.
         """
-        searches = [
-            self.searches.lengths(text, known, max_tokens=max_tokens, future=future, adapter=adapter)
-            for text in as_templates(template)
-        ]
-        results = self._executor.run(searches)
-        return results[0] if isinstance(template, str) else results
+        lengths: Lengths | list[Lengths] = self._each(
+            template,
+            lambda text: self.searches.lengths(text, known, max_tokens=max_tokens, future=future, adapter=adapter),
+        )
+        return lengths
 
     def stream(
         self,
@@ -661,19 +636,17 @@ class LanguageModel:
 
     # ---- internals ---------------------------------------------------------------------------------------------
 
+    def _each(self, asked: Question | Sequence[Question], search: Callable[[Any], Search[Any]]) -> Any:
+        """Run the search of a question, or those of the questions of a list."""
+        results = self._executor.run([search(question) for question in as_list(asked)])
+        return results[0] if isinstance(asked, str | Query) else results
+
     def _pieces(self, search: Search[Fill], pieces: deque[Piece]) -> Iterator[Piece]:
         """Yield the pieces of `stream`, which the search appends."""
         for _ in self._executor.steps(search):
             while pieces:
                 yield pieces.popleft()
         yield from pieces
-
-
-def as_templates(template: str | Sequence[str]) -> list[str]:
-    """Return a list of templates: of one, or of those in a sequence."""
-    if isinstance(template, Sequence) and not isinstance(template, str | bytes):
-        return list(template)
-    return [template]
 
 
 def positions_of(config: Any) -> int:

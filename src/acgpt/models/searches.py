@@ -18,12 +18,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from acgpt.engine.decode import Sampling
-from acgpt.engine.meter import ignore
 from acgpt.errors import InputError, QueryError, TemplateError, too_long, whole_number
 from acgpt.models.adapters import Choice
 from acgpt.models.answers import Fill, Lengths, Piece, Ranked, Ranking, Sample, Score, token_scores
 from acgpt.models.executor import Executor, Samples, Scores, Search
-from acgpt.models.fill import PATIENCE, Candidate, Filler, Options
+from acgpt.models.fill import Candidate, Filler, Options
 from acgpt.models.fill_by_lengths import FillByLengths
 from acgpt.models.fill_by_search import FillBySearch
 from acgpt.models.metadata import model_method
@@ -58,66 +57,25 @@ class Searches:
         queries = [self.scorable(question) for question in as_list(questions)]
         return self.scores(queries, self.router.routes(queries, future, adapter))
 
-    def sample(
-        self,
-        question: Question,
-        n: int = 1,
-        *,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int | None = None,
-        seed: int | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        candidates: int = 64,
-        future: bool | None = None,
-        adapter: Choice = None,
-        notice: Callable[[int], object] = ignore,
-    ) -> Search[list[Sample]]:
+    def sample(self, question: Question, n: int = 1, *, candidates: int = 64, **keywords: Any) -> Search[list[Sample]]:
         """Sample the asked tokens of one question, see `LanguageModel.sample`."""
-        n = whole_number("n", n, least=1)
-        sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
-        options = Options(
-            n=n, max_tokens=max_tokens, stop=stop, sampling=sampling, future=future, adapter=adapter, notice=notice
-        )
+        options = drawing(n=n, **keywords)
         candidates = whole_number("candidates", candidates, least=1)
         (question,) = as_list(question)
         if isinstance(question, str) and has_gaps(parts := parse(question)):
             return self.fills_of(self.filler(parts, question, options), candidates)
         encoded = self.encode(question)
-        (route,) = self.router.routes([encoded.query], future, adapter)
+        (route,) = self.router.routes([encoded.query], options.future, options.adapter)
 
         def search() -> Search[list[Sample]]:
-            (drawn,) = yield Samples([encoded.query], [route], n, sampling, notice)
-            return [self.sample_of(encoded, ids, log_probs, route, sampling.seed) for ids, log_probs in drawn]
+            (drawn,) = yield Samples([encoded.query], [route], options.n, options.sampling, options.notice)
+            return [self.sample_of(encoded, ids, log_probs, route, options.sampling.seed) for ids, log_probs in drawn]
 
         return search()
 
-    def fill(
-        self,
-        template: str,
-        n: int = 5,
-        *,
-        best_of: int | None = None,
-        patience: int = PATIENCE,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int | None = None,
-        seed: int | None = None,
-        distinct: bool = True,
-        seconds: float | None = None,
-        future: bool | None = None,
-        adapter: Choice = None,
-        notice: Callable[[int], object] = ignore,
-    ) -> Search[list[Fill]]:
+    def fill(self, template: str, n: int = 5, **keywords: Any) -> Search[list[Fill]]:
         """Find the best fills of one template, see `LanguageModel.fill`. After `seconds`, no more lengths are tried."""
-        sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
-        options = Options(
-            n=n, best_of=best_of, max_tokens=max_tokens, stop=stop, sampling=sampling, distinct=distinct, future=future,
-            adapter=adapter, notice=notice, patience=patience, seconds=seconds,
-        )  # fmt: skip
+        options = drawing(n=n, **keywords)
         filler = self.filler(parse_gaps(template), template, options)
 
         def search() -> Search[list[Fill]]:
@@ -126,25 +84,10 @@ class Searches:
         return search()
 
     def stream(
-        self,
-        template: str,
-        notify: Callable[[Piece], object],
-        *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        top_k: int | None = None,
-        seed: int | None = None,
-        seconds: float | None = None,
-        future: bool | None = None,
-        adapter: Choice = None,
+        self, template: str, notify: Callable[[Piece], object], *, temperature: float = 0.0, **keywords: Any
     ) -> Search[Fill]:
         """Draw one fill, and tell `notify` each piece of it, see `LanguageModel.stream`; `seconds` as in `fill`."""
-        sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
-        options = Options(
-            max_tokens=max_tokens, stop=stop, sampling=sampling, seconds=seconds, future=future, adapter=adapter
-        )
+        options = drawing(temperature, **keywords)
         filler = self.filler(parse_gaps(template), template, options)
 
         def search() -> Search[Fill]:
@@ -155,17 +98,9 @@ class Searches:
 
         return search()
 
-    def lengths(
-        self,
-        template: str,
-        known: Sequence[int] = (),
-        *,
-        max_tokens: int | None = None,
-        future: bool | None = None,
-        adapter: Choice = None,
-    ) -> Search[Lengths]:
+    def lengths(self, template: str, known: Sequence[int] = (), **keywords: Any) -> Search[Lengths]:
         """Predict the length of a gap, see `LanguageModel.lengths`."""
-        options = Options(max_tokens=max_tokens, future=future, adapter=adapter)
+        options = Options(**keywords)
         filler = self.filler(parse_gaps(template), template, options)
         if not isinstance(known, list | tuple):
             raise InputError(f"known must be a list of lengths such as [3], not {known!r}.")
@@ -327,6 +262,14 @@ class Searches:
         # A MASK that was added to the model alone is not in the tokenizer.
         placeholder = self.executor.engine.bos if mask is None or mask >= len(self.tokenizer) else mask
         return pieces([placeholder if token is None else token for token in query.tokens], self.tokenizer)
+
+
+def drawing(
+    temperature: float = 1.0, top_p: float = 1.0, top_k: int | None = None, seed: int | None = None, **keywords: Any
+) -> Options:
+    """Return the options of a search that draws tokens, with a new seed if none is named."""
+    sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
+    return Options(sampling=sampling, **keywords)
 
 
 def parse_gaps(template: str) -> list[Part]:
