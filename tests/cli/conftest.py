@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from models import tiny_model
+from typer.testing import CliRunner
 
 import acgpt
+from acgpt.cli.main import app
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata
 
@@ -35,3 +37,17 @@ def models(tmp_path_factory):
 def lms(models):
     """The models of the folders."""
     return {name: acgpt.load(folder, device="cpu") for name, folder in models.items()}
+
+
+@pytest.fixture
+def cli(models):
+    """Run a command in this process on one of the two models."""
+
+    def run(*arguments, model="reads", code=0, stdin=None, **env):
+        env = {"NO_COLOR": None, "FORCE_COLOR": None, "COLUMNS": "200", **env}
+        result = CliRunner().invoke(app, [*arguments, "--model", models[model]], input=stdin, env=env)
+        assert result.exit_code == code, (result.output, result.exception)
+        assert "Traceback" not in result.output
+        return result
+
+    return run

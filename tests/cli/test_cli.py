@@ -6,16 +6,14 @@ import gc
 import io
 import json
 import math
-import os
 import re
 import signal
-import subprocess
 import sys
 import warnings
-from pathlib import Path
 from threading import Timer
 
 import pytest
+from imports import run_commands
 from runs import Piped
 from typer.testing import CliRunner
 
@@ -29,21 +27,6 @@ from acgpt.methods import METHODS
 from acgpt.models.answers import Score, TokenScore
 
 TEMPLATE = "The capital of {{France}} is {{Paris}}, they say."
-SOURCE = str(Path(acgpt.__file__).parents[1])
-
-
-@pytest.fixture
-def cli(models):
-    """Run a command in this process on one of the two models."""
-
-    def run(*arguments, model="reads", code=0, stdin=None, **env):
-        env = {"NO_COLOR": None, "FORCE_COLOR": None, "COLUMNS": "200", **env}
-        result = CliRunner().invoke(app, [*arguments, "--model", models[model]], input=stdin, env=env)
-        assert result.exit_code == code, (result.output, result.exception)
-        assert "Traceback" not in result.output
-        return result
-
-    return run
 
 
 def objects(result):
@@ -169,6 +152,21 @@ def test_a_file_is_answered_line_by_line_in_order(cli, tmp_path):
     assert objects(cli("rank", "-", "--json", stdin="{{a|b}}\n\n{{c|d}}"))[1]["template"] == "{{c|d}}"
 
 
+@pytest.mark.parametrize(
+    ("content", "what"), [("", "is empty"), ("\n \n\r\n\t\n", "has blank lines only")], ids=["empty", "blank"]
+)
+@pytest.mark.parametrize("command", ["score", "rank", "infill"])
+def test_input_without_a_template_is_an_error_that_names_it(cli, tmp_path, command, content, what):
+    file = tmp_path / "templates.txt"
+    file.write_text(content, newline="")
+    for source, name in ((["--file", str(file)], file), (["--file", "-"], "standard input"), (["-"], "standard input")):
+        result = cli(command, *source, "--json", code=2, stdin=content)
+        assert result.stdout == ""
+        assert f"error: {name} {what}: write one template per line, such as The {{{{cat}}}}" in result.stderr
+    words = [command, "--file", str(file), "--model", str(tmp_path / "no model")]
+    assert f"error: {file} {what}" in CliRunner().invoke(app, words).stderr  # before a model is loaded
+
+
 @pytest.mark.parametrize("bad", ["The {{cat", "The cat.", "The {{cat|dog}}.", "cat " * 80 + "{{sat}}"])
 @pytest.mark.parametrize("from_stdin", [False, True])
 def test_a_bad_line_is_named_and_what_came_before_it_is_answered(cli, tmp_path, bad, from_stdin):
@@ -253,18 +251,7 @@ def test_what_needs_no_model_does_not_import_torch(tmp_path):
     ]
     commands += [[command.callback.__name__, "--help"] for command in app.registered_commands] + [["draw", "--help"]]
     commands += [["score", "--file", str(tmp_path / "none")], ["score", "{{a}}", "--dtype", "float7"], ["show", "{{a"]]
-    code = f"""
-import sys
-from acgpt.cli.main import main
-for sys.argv[1:] in {commands}:
-    try:
-        main()
-    except SystemExit as end:
-        print("code", end.code)
-print("imported", [name for name in ("torch", "transformers", "numpy", "jinja2") if name in sys.modules])
-"""
-    env = os.environ | {"PYTHONPATH": SOURCE, "PYTHONUTF8": "1", "COLUMNS": "100"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, encoding="utf-8", timeout=60)
+    done = run_commands(commands, ("torch", "transformers", "numpy", "jinja2", "fastapi", "httpx", "starlette"))
     assert len(app.registered_commands) > 10
     lines = done.stdout.splitlines()
     assert lines[:2] == [f"acgpt {acgpt.__version__}", "code 0"]
@@ -280,18 +267,7 @@ def test_methods_missing_models_bad_patterns_and_formats_do_not_import_torch(tmp
     commands += [[command, "{{a}}", "--model", nowhere] for command in ("score", "infill")]
     commands += [["rank", "{{a|b}}", "--adapter", nowhere], ["score", "{{a}}", "--adapter", f"mine={nowhere}"]]
     commands += [["infill", "a {{_:[0-9}} b"], ["show", "a {{b}}", "-o", str(tmp_path / "layout.xyz")]]
-    code = f"""
-import sys
-from acgpt.cli.main import main
-for sys.argv[1:] in {commands}:
-    try:
-        main()
-    except SystemExit as end:
-        print("code", end.code)
-print("imported", [name for name in ("torch", "transformers", "huggingface_hub") if name in sys.modules])
-"""
-    env = os.environ | {"PYTHONPATH": SOURCE, "PYTHONUTF8": "1", "COLUMNS": "100"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, encoding="utf-8", timeout=60)
+    done = run_commands(commands, ("torch", "transformers", "huggingface_hub"))
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("code")] == ["code 0"] * 2 + ["code 2"] * 6
     assert lines[-1] == "imported []"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from imports import run_commands
 from typer.testing import CliRunner
 
-import acgpt
 from acgpt.cli.main import app
 from acgpt.display.conditioning import COLOURS, REGIMES, draw_conditioning, panel, read_conditioning, terminal
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
@@ -21,7 +19,6 @@ from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, genera
 MIXED = "{r_max: 0.7, infilling: 0.3, unknown: 0.2}"
 LETTERS = {GIVEN: "g", ASKED: "a", UNKNOWN: "u"}
 DRAWS = 2000
-SOURCE = str(Path(acgpt.__file__).parents[1])
 
 
 @pytest.fixture(autouse=True)
@@ -94,15 +91,9 @@ def test_in_the_terminal_each_set_is_a_line_of_squares_and_its_size():
 
 
 def test_neither_torch_nor_matplotlib_is_imported_without_need():
-    program = (
-        "import sys; from acgpt.cli.main import app\n"
-        "def light(): assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)\n"
-        "light(); app(['draw', 'conditioning', '-c', '{empty: 1}', '--json'], standalone_mode=False); light()"
-    )
-    env = os.environ | {"PYTHONPATH": SOURCE}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["length"] == 48
+    watched = ("torch", "transformers", "matplotlib")
+    done = run_commands([["draw", "conditioning", "-c", "{empty: 1}", "--json"]], watched)
+    assert done.stdout.splitlines()[-2:] == ["code 0", "imported []"], done.stderr
 
 
 # ---- as a picture ---------------------------------------------------------------------------------------------------

@@ -6,10 +6,8 @@ import hashlib
 import json
 import math
 import os
-import re
 import shutil
 import signal
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from models import tiny_model, tiny_tokenizer
-from runs import Piped
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch_file
 from safetensors.torch import save_file as save_torch_file
@@ -421,13 +418,6 @@ def test_another_placement_than_in_training_is_said(cli, corpus):
     assert describe_r_max(about | trained) == "r_max 0.6 as in training, placement stretches"
 
 
-def test_a_terminal_without_the_characters_still_gets_the_table(models, corpus):
-    with Piped("evaluate", models["reads"], corpus, "--length", "20", "--device", "cpu", encoding="ascii") as command:
-        assert command.wait() == 0
-        assert all(line.startswith("questions: ") for line in command.stderr.read().splitlines())
-        assert re.search(r"training +[\d.,]+ +[\d.,]+\?[\d.,]+ ", command.stdout.read())  # for the dash
-
-
 def test_a_corpus_that_has_changed_has_another_set(cli, corpus):
     first = object_of(cli(corpus, "--json"))
     write_corpus(corpus, tiny_tokenizer(), test=TEXT[4:] * 12)
@@ -499,9 +489,3 @@ def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(monkeypatch
         update(2000, 2000)
     captured = capsys.readouterr()
     assert captured.err.splitlines() == lines and captured.out == ""
-
-
-def test_the_command_is_listed_without_importing_torch():
-    code = "import sys, acgpt.cli.main; sys.exit('torch' in sys.modules)"
-    env = os.environ | {"PYTHONPATH": str(Path(acgpt.__file__).parents[1])}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
+from test_cli import objects
 
-from acgpt.cli.main import app
 from acgpt.display.show import Page, print_fills, print_samples
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata
 
 GAP = "The capital of {{_}} is Paris."
-POSITIONS = 64  # of the model
 
 
 @pytest.fixture(scope="module")
@@ -23,30 +21,18 @@ def lm(lms):
 
 
 @pytest.fixture
-def cli(models):
-    """Run a command in this process on the model."""
-
-    def run(*arguments, command="infill", code=0, stdin=None):
-        words = [command, *arguments, "--model", models["reads"]]
-        result = CliRunner().invoke(app, words, input=stdin, env={"NO_COLOR": "1", "COLUMNS": "200"})
-        assert result.exit_code == code, (result.output, result.exception)
-        assert "Traceback" not in result.output
-        return result
-
-    return run
-
-
-def objects(result):
-    return [json.loads(line, parse_constant=pytest.fail) for line in result.stdout.splitlines()]
+def infill(cli):
+    """Run `acgpt infill` in this process on the model."""
+    return partial(cli, "infill", NO_COLOR="1")
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------
 
 
-def test_a_gap_is_answered_in_json_as_fill_answers(cli, lm):
+def test_a_gap_is_answered_in_json_as_fill_answers(infill, lm):
     words = ["-n", "3", "--best-of", "8", "--max-tokens", "4", "--stop", "q", "--stop", "zz", "--seed", "5"]
     words += ["--temperature", "0.9", "--top-p", "0.95", "--top-k", "50"]
-    (answer,) = objects(cli(GAP, "--json", *words))
+    (answer,) = objects(infill(GAP, "--json", *words))
     options = {"best_of": 8, "max_tokens": 4, "stop": ("q", "zz"), "seed": 5}
     fills = lm.fill(GAP, 3, temperature=0.9, top_p=0.95, top_k=50, **options)
     assert (answer["template"], answer["seed"], answer["future"], len(fills)) == (GAP, 5, True, 3)
@@ -60,26 +46,26 @@ def test_a_gap_is_answered_in_json_as_fill_answers(cli, lm):
         assert entry["log_prob"] == pytest.approx(fill.log_prob, abs=1e-4)
 
 
-def test_a_template_without_a_gap_has_neither_lengths_nor_a_score(cli):
-    (answer,) = objects(cli("The {{_3}} of France.", "--json", "--best-of", "4", "--max-tokens", "1"))
+def test_a_template_without_a_gap_has_neither_lengths_nor_a_score(infill):
+    (answer,) = objects(infill("The {{_3}} of France.", "--json", "--best-of", "4", "--max-tokens", "1"))
     assert list(answer["samples"][0]) == ["text", "fills", "log_prob", "perplexity", "tokens"]
     assert len(answer["samples"][0]["tokens"]) == 3
 
 
-def test_by_default_there_is_one_fill(cli):
-    assert len(objects(cli(GAP, "--json", "--max-tokens", "3"))[0]["samples"]) == 1
+def test_by_default_there_is_one_fill(infill):
+    assert len(objects(infill(GAP, "--json", "--max-tokens", "3"))[0]["samples"]) == 1
 
 
-def test_people_see_the_fill_marked_to_the_character_and_its_score(cli, lm):
+def test_people_see_the_fill_marked_to_the_character_and_its_score(infill, lm):
     template = "The cap{{_}} of Fr{{_}}e is Paris."
-    shown = cli(template, "--max-tokens", "6", "--seed", "1").stdout
+    shown = infill(template, "--max-tokens", "6", "--seed", "1").stdout
     (fill,) = lm.fill(template, 1, max_tokens=6, seed=1)
     assert shown.startswith("seed 1\n") and f"score {fill.score:8.2f}" in shown
     assert "  The cap⟦" in shown and "⟧ of Fr⟦" in shown and "⟧e is Paris." in shown
 
 
-def test_people_see_gaps_beside_a_blank(cli):
-    shown = cli("The {{_2}} of {{_}} is Paris.", "--max-tokens", "3", "--seed", "1").stdout
+def test_people_see_gaps_beside_a_blank(infill):
+    shown = infill("The {{_2}} of {{_}} is Paris.", "--max-tokens", "3", "--seed", "1").stdout
     assert shown.count("⟦") >= 1 and "is Paris." in shown
 
 
@@ -93,31 +79,31 @@ def test_people_see_unknown_tokens_as_blanks(lm, capsys):
     assert "The cat□□□ sat on⟦" in sampled and sampled.endswith("⟧")
 
 
-def test_a_stop_string_ends_a_fill(cli):
+def test_a_stop_string_ends_a_fill(infill):
     words = ["The cat sat{{_}}", "--json", "--max-tokens", "12", "--seed", "1"]
-    full = objects(cli(*words))[0]["samples"][0]["fills"][0]
+    full = objects(infill(*words))[0]["samples"][0]["fills"][0]
     stop = full[len(full) // 2]
-    assert objects(cli(*words, "--stop", stop))[0]["samples"][0]["fills"] == [full.partition(stop)[0]]
+    assert objects(infill(*words, "--stop", stop))[0]["samples"][0]["fills"] == [full.partition(stop)[0]]
 
 
 @pytest.mark.parametrize("option", ["--top-k=1", "--top-p=0.000001", "--temperature=0"])
 @pytest.mark.filterwarnings("ignore")
-def test_one_possible_token_makes_all_samples_the_same_one(cli, option):
-    (answer,) = objects(cli("The {{_4}} of France.", "--json", "-n", "5", "--seed", "1", option))
+def test_one_possible_token_makes_all_samples_the_same_one(infill, option):
+    (answer,) = objects(infill("The {{_4}} of France.", "--json", "-n", "5", "--seed", "1", option))
     assert len({sample["text"] for sample in answer["samples"]}) == 1
-    (answer,) = objects(cli("The {{_4}} of France.", "--json", "-n", "5", "--seed", "1"))
+    (answer,) = objects(infill("The {{_4}} of France.", "--json", "-n", "5", "--seed", "1"))
     assert len({sample["text"] for sample in answer["samples"]}) == 5
 
 
-def test_a_template_that_is_one_gap_is_a_text_of_the_model(cli):
-    (answer,) = objects(cli("{{_}}", "--json", "--max-tokens", "5"))
+def test_a_template_that_is_one_gap_is_a_text_of_the_model(infill):
+    (answer,) = objects(infill("{{_}}", "--json", "--max-tokens", "5"))
     (sample,) = answer["samples"]
     assert sample["text"] == sample["fills"][0] and 1 <= sample["lengths"][0] <= 5
 
 
-def test_lines_with_and_without_gaps_are_answered_in_order_up_to_a_bad_one(cli):
+def test_lines_with_and_without_gaps_are_answered_in_order_up_to_a_bad_one(infill):
     lines = ["The {{_2}}.", "The {{_1}}.", "a{{_}}b", "The {{cat}}.", "{{_}}c", "{{_3-1}}", "The {{_1}}."]
-    result = cli("-", "--json", "--max-tokens", "3", "--seed", "1", stdin="\n".join(lines), code=2)
+    result = infill("-", "--json", "--max-tokens", "3", "--seed", "1", stdin="\n".join(lines), code=2)
     answers = objects(result)
     assert [answer["template"] for answer in answers] == lines[:5]
     assert ["score" in answer["samples"][0] for answer in answers] == [False, False, True, False, True]
@@ -127,7 +113,7 @@ def test_lines_with_and_without_gaps_are_answered_in_order_up_to_a_bad_one(cli):
 # ---- progress -------------------------------------------------------------------------------------------------------
 
 
-def test_progress_counts_tokens_and_is_silent_without_a_terminal(cli, monkeypatch):
+def test_progress_counts_tokens_and_is_silent_without_a_terminal(infill, monkeypatch):
     bars = []
 
     class Recorder:
@@ -140,13 +126,10 @@ def test_progress_counts_tokens_and_is_silent_without_a_terminal(cli, monkeypatc
             yield lambda *numbers: self.updates.append(numbers)
 
     monkeypatch.setattr("acgpt.cli.infill.Bars", Recorder)
-    cli("The {{_3}} of {{_1}}.", "-n", "2")
-    cli(GAP, "--max-tokens", "3")
+    infill("The {{_3}} of {{_1}}.", "-n", "2")
+    infill(GAP, "--max-tokens", "3")
     sampled, filled = bars
     assert sampled.quiet and filled.quiet
     assert sampled.updates[-1] == (8, 8, 8)
     counts = [done for done, total, _ in filled.updates]
     assert counts == sorted(counts) and counts[-1] >= 3 and {total for _, total, _ in filled.updates} == {None}
-
-
-# ---- mistakes -------------------------------------------------------------------------------------------------------

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import subprocess
-import sys
-from pathlib import Path
 
 import httpx
 import pytest
+from imports import run_commands
 from servers import running, service_of
 from tolerance import exactly, same_scores
 from typer.testing import CliRunner
@@ -297,14 +295,6 @@ def test_a_command_without_a_key_or_its_server_says_so(server):
 
 def test_asking_a_server_imports_no_torch(server):
     asked = ["score", SCORE], ["rank", RANK, "--json"], ["infill", GAP, "--max-tokens", "3"]
-    code = (
-        "import sys; from acgpt.cli.main import main\n"
-        f"for words in {asked}:\n"
-        f"    sys.argv = ['acgpt', *words, '--server', {server.url!r}]\n"
-        "    try: main()\n"
-        "    except SystemExit as end: assert not end.code, end.code\n"
-        "print([name for name in ('torch', 'transformers', 'fastapi') if name in sys.modules])"
-    )
-    env = {"PYTHONPATH": str(Path(acgpt.__file__).parents[1]), "ACGPT_API_KEY": "key"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    commands = [[*words, "--server", server.url] for words in asked]
+    done = run_commands(commands, ("torch", "transformers", "fastapi"), ACGPT_API_KEY="key")
+    assert done.stdout.splitlines()[-1] == "imported []" and not done.stderr, done.stderr

@@ -18,6 +18,7 @@ import pytest
 import torch
 from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
+from imports import run_commands
 from runs import Command, replace
 from servers import tiny_lm, until
 from typer.testing import CliRunner
@@ -241,16 +242,8 @@ def test_what_is_refused_at_the_start_is_refused_before_the_imports(tmp_path):
             "cannot read": ["--api-key-file", nothing],
             "there is no folder": ["-m", nothing],
         }
-        done = python(
-            "import sys\n"
-            "from acgpt.cli.main import main\n"
-            f"for words in {[*refused.values()]}:\n"
-            "    sys.argv = ['acgpt', 'serve', *words]\n"
-            "    try: main()\n"
-            "    except SystemExit as end: print(end.code)\n"
-            "print([name for name in ('torch', 'fastapi', 'uvicorn') if name in sys.modules])\n"
-        )
-    assert done.stdout.splitlines() == ["2"] * len(refused) + ["[]"], done.stderr
+        done = run_commands([["serve", *words] for words in refused.values()], ("torch", "fastapi", "uvicorn"))
+    assert done.stdout.splitlines() == ["code 2"] * len(refused) + ["imported []"], done.stderr
     assert all(problem in done.stderr for problem in refused)
 
 
@@ -310,11 +303,3 @@ def test_without_the_extra_the_command_says_what_to_install():
     assert done.returncode == 2 and "pip install 'acgpt[serve]'" in done.stderr, done.stderr
     done = python(code.replace("COMMAND", "['score', 'a{{b}}', '--server', 'http://x']"))
     assert done.returncode == 2 and "pip install 'acgpt[client]'" in done.stderr, done.stderr
-
-
-def test_other_commands_import_nothing_of_the_server():
-    code = (
-        "import sys, acgpt, acgpt.cli.main\n"
-        "print([name for name in ('fastapi', 'uvicorn', 'httpx', 'starlette', 'torch') if name in sys.modules])"
-    )
-    assert python(code).stdout == "[]\n"
