@@ -79,7 +79,7 @@ gpu-test: ## the tests that need CUDA, in the environment of PYTHON
 	@PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/exactness tests/training
 
 bench-help: ## list the benchmarks and what each one measures
-	@for file in $$(grep -l argparse benchmarks/*.py); do \
+	@for file in $$(grep -l ' = Parser(' benchmarks/*.py); do \
 		[ -f "$$file" ] || { echo "no benchmarks here"; break; }; \
 		$(PYTHON) -c 'import ast, sys; doc = ast.get_docstring(ast.parse(open(sys.argv[1], encoding="utf-8").read())); \
 			doc and print(f"  $(BIN)/python {sys.argv[1]} --help\n      {doc.splitlines()[0]}")' "$$file"; \

@@ -11,29 +11,30 @@ import time
 
 from llama_cpp import Llama
 
-
-def main() -> None:
-    path, threads = sys.argv[1], int(sys.argv[2])
-    model = Llama(path, n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
-    for line in sys.stdin:
-        request = json.loads(line)
-        model.reset()
-        start, cpu_start = time.perf_counter(), time.process_time()
-        model.eval(request["ids"])
-        token = draw(model)
-        first, cpu_first = time.perf_counter(), time.process_time()
-        for _ in range(request["tokens"] - 1):
-            model.eval([token])
-            token = draw(model)
-        end, cpu_end = time.perf_counter(), time.process_time()
-        seconds = {"first": first - start, "rest": end - first}
-        print(json.dumps({**seconds, "cpu_first": cpu_first - cpu_start, "cpu_rest": cpu_end - cpu_first}), flush=True)
+path, threads = sys.argv[1], int(sys.argv[2])
+model = Llama(path, n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
 
 
-def draw(model: Llama) -> int:
-    """Draw a token from the model's own distribution."""
+def draw(ids: list[int]) -> int:
+    """Read tokens and draw the next one from the model's own distribution."""
+    model.eval(ids)
     return model.sample(temp=1.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0)
 
 
-if __name__ == "__main__":
-    main()
+def now() -> tuple[float, float]:
+    """Return the time and the CPU time."""
+    return time.perf_counter(), time.process_time()
+
+
+for line in sys.stdin:
+    request = json.loads(line)
+    model.reset()
+    start = now()
+    token = draw(request["ids"])
+    first = now()
+    for _ in range(request["tokens"] - 1):
+        token = draw([token])
+    end = now()
+    print(
+        json.dumps([[b - a for a, b in zip(*pair, strict=True)] for pair in ((start, first), (first, end))]), flush=True
+    )

@@ -1,6 +1,6 @@
 """Scoring: every asked token of a text in one forward pass, against one forward pass per token.
 
-    python benchmarks/scoring.py --device cuda --size 124M --texts 64 --tokens 1024
+    python benchmarks/scoring.py --size 124M --texts 64 --tokens 1024
     python benchmarks/scoring.py --device cpu --size tiny --texts 4 --tokens 128
 
 Each text has 30 % of its tokens given, at random positions; all others are asked. "One pass a token" is the cost of
@@ -10,12 +10,11 @@ token, batched over texts, with the same layout. It is timed on a sample of the 
 
 from __future__ import annotations
 
-import argparse
 import random
 from functools import partial
 
 import torch
-from common import VOCABULARY, build_model, clock, machine, report
+from common import BOS, SIZES, VOCABULARY, Parser, build_model, clock, print_record
 
 from acgpt import Query
 from acgpt.engine.attention import check_model, choose_backend, possible_backends
@@ -23,27 +22,24 @@ from acgpt.engine.engine import Engine
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--size", default="124M")
+    parser = Parser(__doc__)
+    parser.add_device()
+    parser.add_argument("--size", default="124M", choices=SIZES)
     parser.add_argument("--texts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
-    model = build_model(args.size, args.device, dtype)
+    model = build_model(args.size, args.device)
     check_model(model)
     length, rng = args.tokens - 1, random.Random(0)
     queries = []
     for _ in range(args.texts):
         given = set(rng.sample(range(length), int(0.3 * length)))
         queries.append(Query([rng.randrange(VOCABULARY) for _ in range(length)], [t in given for t in range(length)]))
-    asked = sum(len(query.asked_positions) for query in queries)
-    budget = 2**32 // (4 * VOCABULARY)
+    per_text = len(queries[0].asked_positions)
 
     @torch.inference_mode()
     def score(questions: list[Query], name: str, future: bool = True) -> None:
-        Engine(model, bos=50256, backend=name, budget=budget).log_probs(questions, future=future)
+        Engine(model, bos=BOS, backend=name, budget=2**30 // VOCABULARY).log_probs(questions, future=future)
 
     def one_token_each(rank: int) -> list[Query]:
         single = []
@@ -55,31 +51,23 @@ def main() -> None:
         return single
 
     fast = choose_backend(model)
-    seconds = {f"one pass, {fast}": clock(lambda: score(queries, fast), repeats=args.repeats)}
+    seconds = {f"one pass, {fast}": clock(lambda: score(queries, fast))}
     for name in possible_backends(model)[1:]:
-        seconds[f"one pass, {name}"] = clock(partial(score, queries, name), repeats=args.repeats)
-    seconds["one pass, past only"] = clock(lambda: score(queries, fast, future=False), repeats=args.repeats)
-    ranks = [int(i * (len(queries[0].asked_positions) - 1) / 4) for i in range(5)]
-    times = [clock(partial(score, one_token_each(rank), fast), repeats=1) for rank in ranks]
-    seconds["one pass a token"] = sum(times) / len(times) * len(queries[0].asked_positions)
-
-    best = seconds[f"one pass, {fast}"]
+        seconds[f"one pass, {name}"] = clock(partial(score, queries, name))
+    seconds["one pass, past only"] = clock(lambda: score(queries, fast, future=False))
+    times = [clock(partial(score, one_token_each(int(i * (per_text - 1) / 4)), fast), 1) for i in range(5)]
+    seconds["one pass a token"] = sum(times) / len(times) * per_text
     rows = [
-        [name, f"{s:.3f}", f"{args.texts / s:,.1f}", f"{asked / s:,.0f}", f"{s / best:.2f}"]
+        {
+            "row": name,
+            "seconds": s,
+            "texts_per_second": args.texts / s,
+            "asked_tokens_per_second": args.texts * per_text / s,
+            "relative_time": s / seconds[f"one pass, {fast}"],
+        }
         for name, s in seconds.items()
     ]
-    record = {
-        "benchmark": "scoring",
-        **vars(args),
-        **machine(args.device),
-        "seconds": seconds,
-        "texts_per_second": {name: args.texts / s for name, s in seconds.items()},
-        "asked_tokens_per_second": {name: asked / s for name, s in seconds.items()},
-        "over_one_pass": {name: s / best for name, s in seconds.items()},
-    }
-    title = f"Scoring {args.texts} texts of {args.tokens} tokens, 30 % given, {args.size}, {dtype}, "
-    columns = ["", "seconds", "texts/s", "asked tokens/s", "× the time of one pass"]
-    report(title + machine(args.device)["hardware"], columns, rows, record)
+    print_record("scoring", f"{args.size}, {args.texts} texts", rows, args.device, tokens=args.tokens)
 
 
 if __name__ == "__main__":

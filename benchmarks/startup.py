@@ -1,4 +1,4 @@
-"""How long does a command take until its answer? Time and CPU time of fresh processes, against importing the libraries.
+"""Start-up: time until a command answers, and its CPU time, in fresh processes, against importing the libraries.
 
     python benchmarks/startup.py --rounds 5
 
@@ -9,7 +9,6 @@ both down. The first round, which fills caches, is not counted. `acgpt score` an
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import statistics
@@ -17,8 +16,7 @@ import subprocess
 import sys
 import time
 
-from common import machine, report
-from result_tables import startup_rows
+from common import Parser, print_record
 
 FLOOR = "import torch, transformers; from transformers import AutoModelForCausalLM, LlamaForCausalLM"
 COMMANDS = {
@@ -33,28 +31,22 @@ COMMANDS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="number of rounds that count")
     args = parser.parse_args()
     programs = {"floor": ["-c", FLOOR]} | {name: ["-m", "acgpt", *words] for name, words in COMMANDS.items()}
     rounds = [{name: run(words) for name, words in programs.items()} for _ in range(args.rounds + 1)][1:]
-    results = {}
-    for name in programs:
-        seconds, cpu = (statistics.median(one[name][i] for one in rounds) for i in (0, 1))
-        results[name] = {
-            "seconds": round(seconds, 2),
-            "cpu_seconds": round(cpu, 2),
-            "beyond_floor": round(statistics.median(one[name][0] - one["floor"][0] for one in rounds), 2),
-            "beyond_floor_cpu": round(statistics.median(one[name][1] - one["floor"][1] for one in rounds), 2),
-            "ratio_seconds": round(statistics.median(one[name][0] / one["floor"][0] for one in rounds), 3),
-            "ratio_cpu": round(statistics.median(one[name][1] / one["floor"][1] for one in rounds), 3),
+    rows = [
+        {
+            "row": name,
+            "seconds": statistics.median(one[name][0] for one in rounds),
+            "cpu_seconds": statistics.median(one[name][1] for one in rounds),
+            "beyond_floor_seconds": statistics.median(one[name][0] - one["floor"][0] for one in rounds),
+            "relative_time": statistics.median(one[name][0] / one["floor"][0] for one in rounds),
         }
-    load = [round(value, 1) for value in os.getloadavg()]
-    record = {
-        "benchmark": "startup", "rounds": args.rounds, **machine("cpu"), "cores": os.cpu_count(), "load": load,
-        "floor": FLOOR, "results": results,
-    }  # fmt: skip
-    report(f"median of {args.rounds} rounds, fresh processes, load {load[0]}", *startup_rows(results), record)
+        for name in programs
+    ]
+    print_record("startup", f"{os.cpu_count()} CPU cores", rows, floor=FLOOR, rounds=args.rounds, load=os.getloadavg())
 
 
 def run(words: list[str]) -> tuple[float, float]:

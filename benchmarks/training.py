@@ -1,14 +1,13 @@
 """Training: the step time of AC-GPT relative to GPT on the same number of sequences, in one run.
 
-    python benchmarks/training.py --device cuda --size 82M --texts 64
-    python benchmarks/training.py --device cuda --size 124M --texts 48
-    python benchmarks/training.py --device cuda --base default --lora 16 --texts 32      # fine-tuning
-    python benchmarks/training.py --device cuda --base default --lora 64 --texts 32 --recipe default-adapter
+    python benchmarks/training.py --size 82M
+    python benchmarks/training.py --size 124M --texts 48
+    python benchmarks/training.py --base default --lora 64 --texts 32 --recipe default-adapter      # fine-tuning
     python benchmarks/training.py --device cpu --size tiny --texts 4 --tokens 128 --steps 3
 
 A step is complete: the loader's batch, forward, backward, clipping, Muon and AdamW (fine-tuning: AdamW alone). The two
-methods alternate in rounds, so that a change of the machine's clock rate affects both. "Wait" is the share of the time
-in which the loop waits for its next batch. MFU is relative to the measured rate of a large matrix product. "Floor" is
+methods alternate in rounds, so that a change of the machine's clock rate affects both. "wait" is the share of the time
+in which the loop waits for its next batch. MFU is relative to the measured rate of a large matrix product. "floor" is
 the ratio of the floating-point operations that the two methods need. With --lora a third row has the products of the
 adapter computed apart, as PEFT does (see `acgpt.engine.peft.join_products`).
 """
@@ -21,7 +20,7 @@ import time
 
 import numpy as np
 import torch
-from common import machine, report
+from common import SIZES, Parser, print_record, synchronize
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
@@ -35,7 +34,6 @@ from acgpt.training.learner import Learner, Work, matmul_rate, new_model
 from acgpt.training.optimizer import build_optimizer
 from acgpt.training.recipe import SHAPES, load_recipe
 
-SIZES = {"tiny": "tiny", "82M": "small", "124M": "base", "204M": "medium"}
 VOCABULARY = 50304
 
 
@@ -66,18 +64,16 @@ class Runner:
     """One method, ready to take steps."""
 
     def __init__(self, conditioning: Conditioning, args: argparse.Namespace, *, joined: bool) -> None:
-        cuda = args.device == "cuda"
-        self.device, self.half = args.device, cuda
-        model = make_model(args).to(args.device)
-        self.model = model.train()
+        self.device, self.cuda = args.device, args.device == "cuda"
+        model = make_model(args).to(args.device).train()
         self.trained = [weight for weight in model.parameters() if weight.requires_grad]
         head = LengthHead(model.get_output_embeddings().weight.shape[1]) if conditioning.asks_lengths else None
         self.learner = Learner(
             model,
-            backend=args.backend,
-            compiled=args.compile,
+            backend="fused" if self.cuda else "dense",
+            compiled=self.cuda,
             length_head=head and head.to(args.device),
-            joined=joined and args.backend == "fused",
+            joined=joined and self.cuda,
         )
         muon = args.base is None
         self.optimizer = build_optimizer(model, muon=muon, lr=1e-3, muon_lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
@@ -90,11 +86,10 @@ class Runner:
             seed=0,
             bos=0,
             mask=1 if conditioning.has_unknown else None,
-            fixed=cuda,
+            fixed=self.cuda,
             kinds=np.random.default_rng(0).choice([0, 1, 17, 2, 4], size=VOCABULARY).astype(np.uint8),
         )
-        self.budget = batches.budget
-        workers = {"num_workers": args.workers, "prefetch_factor": 4, "pin_memory": cuda} if args.workers else {}
+        workers = {"num_workers": 4, "prefetch_factor": 4, "pin_memory": True} if self.cuda else {}
         self.loader = iter(DataLoader(batches, batch_size=None, shuffle=False, **workers))
         self.waited, self.flops, self.work = 0.0, 0.0, Work.of(model)
 
@@ -104,7 +99,7 @@ class Runner:
         self.waited += time.perf_counter() - start
         self.flops += self.work.total(slots=batch.slots, pairs=batch.pairs, asked=batch.asked)
         batch = batch.to(self.device, non_blocking=True)
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.cuda):
             loss = self.learner(batch) / batch.weight
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
@@ -113,128 +108,62 @@ class Runner:
 
     def round(self, steps: int) -> float:
         """Take steps and return the seconds per step."""
-        synchronize(self.device)
+        synchronize()
         start = time.perf_counter()
         for _ in range(steps):
             self.step()
-        synchronize(self.device)
+        synchronize()
         return (time.perf_counter() - start) / steps
 
 
-def synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = Parser(__doc__)
+    parser.add_device()
     parser.add_argument("--size", default="82M", choices=SIZES)
-    parser.add_argument(
-        "--base", help="fine-tune a pretrained model instead: a folder, a hub id, a .gguf file, or default"
-    )
+    parser.add_argument("--base", help="fine-tune this model instead: a folder, a hub id, a .gguf file, or default")
     parser.add_argument("--lora", type=int, help="with --base: rank of a LoRA adapter; default: tune all weights")
     parser.add_argument("--texts", type=int, default=64, help="sequences per step")
     parser.add_argument("--tokens", type=int, default=1024, help="positions per sequence, including BOS")
-    parser.add_argument("--r-max", type=float, default=0.6)
-    parser.add_argument("--recipe", help="conditioning of this recipe instead of --r-max")
+    parser.add_argument("--recipe", help="conditioning of this recipe; default: r_max 0.6")
     parser.add_argument("--steps", type=int, default=20, help="steps per round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=4, help="loader processes per method")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
-    parser.add_argument("--backend", default="fused" if torch.cuda.is_available() else "dense")
-    parser.add_argument("--profile", action="store_true", help="also print the kernels of a step")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    given = {"r_max": args.r_max} if args.recipe is None else load_recipe(args.recipe, [], finetuning=True).conditioning
+    given = {"r_max": 0.6} if args.recipe is None else load_recipe(args.recipe, [], finetuning=True).conditioning
     methods = {"GPT": {"empty": 1.0}, "AC-GPT": given}
     if args.lora:
         methods["AC-GPT, adapter apart"] = given
-    runners, memory, compiling = {}, {}, {}
+    runners, gib = {}, {}
     for name, conditioning in methods.items():
+        before = torch.cuda.memory_allocated()  # 0 without a GPU
         if args.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        memory_before = torch.cuda.memory_allocated() if args.device == "cuda" else 0
         runners[name] = Runner(Conditioning.from_dict(conditioning), args, joined="apart" not in name)
-        start = time.perf_counter()
         runners[name].round(3)
-        compiling[name] = time.perf_counter() - start
-        memory[name] = (torch.cuda.max_memory_allocated() - memory_before) / 2**30 if args.device == "cuda" else None
+        gib[name] = (torch.cuda.max_memory_allocated() - before) / 2**30 if args.device == "cuda" else None
+        runners[name].waited = runners[name].flops = 0.0
     times: dict[str, list[float]] = {name: [] for name in runners}
-    for runner in runners.values():
-        runner.waited = runner.flops = 0.0
     for _ in range(args.rounds):
         for name, runner in runners.items():
             times[name].append(runner.round(args.steps))
-    peak = matmul_rate(args.device)
-    rows, record = [], {}
-    total = args.rounds * args.steps
-    base = runners["GPT"].flops
+    peak, rows = matmul_rate(args.device), []
     for name, runner in runners.items():
         step = statistics.median(times[name])
-        rate = args.texts * args.tokens / step
-        mfu = runner.flops / total / step / peak
-        wait = runner.waited / sum(times[name]) / args.steps
-        ratio, floor = step / statistics.median(times["GPT"]), runner.flops / base
-        record[name] = {
-            "step_ms": 1000 * step, "rounds_ms": [1000 * t for t in times[name]], "tokens_per_second": rate, "mfu": mfu,
-            "wait": wait, "memory_gib": memory[name], "ratio": ratio, "floor": floor, "first_steps_s": compiling[name],
-            "budget": vars(runner.budget) if runner.budget else None,
-        }  # fmt: skip
-        memory_text = "–" if memory[name] is None else f"{memory[name]:.1f} GiB"
         rows.append(
-            [
-                name,
-                f"{1000 * step:.1f} ms",
-                f"{ratio:.3f} ×",
-                f"{floor:.3f} ×",
-                f"{rate / 1000:.0f} k",
-                f"{mfu:.1%}",
-                memory_text,
-                f"{wait:.1%}",
-            ]
+            {
+                "row": name,
+                "milliseconds": 1000 * step,
+                "relative_time": step / statistics.median(times["GPT"]),
+                "floor": runner.flops / runners["GPT"].flops,
+                "tokens_per_second": args.texts * args.tokens / step,
+                "mfu_percent": 100 * runner.flops / (args.rounds * args.steps) / step / peak,
+                "wait_percent": 100 * runner.waited / sum(times[name]) / args.steps,
+                "gib": gib[name],
+            }
         )
-    if args.profile:
-        for name, runner in runners.items():
-            profile(name, runner)
-    tuned = f"Fine-tuning {args.base}, {f'LoRA of rank {args.lora}' if args.lora else 'all weights'}"
-    task = f"Training {args.size}" if args.base is None else tuned
-    mixture = f"r_max {args.r_max}" if args.recipe is None else args.recipe
-    title = f"{task}, {args.texts} × {args.tokens} tokens a step, {mixture}"
-    columns = ["method", "step", "over GPT", "floor", "tokens/s", "MFU", "memory", "wait"]
-    settings = {
-        k: getattr(args, k)
-        for k in (
-            "size",
-            "base",
-            "lora",
-            "texts",
-            "tokens",
-            "r_max",
-            "recipe",
-            "steps",
-            "rounds",
-            "workers",
-            "compile",
-            "backend",
-        )
-    }
-    report(
-        title,
-        columns,
-        rows,
-        {"benchmark": "training", **machine(args.device), **settings, "matmul_tflops": peak / 1e12, "methods": record},
-    )
-
-
-def profile(name: str, runner: Runner) -> None:
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as trace
-
-    with trace(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        runner.round(3)
-    print(f"==== {name}")
-    print(profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=28, max_name_column_width=70))
+    case = args.size if args.base is None else f"{args.base}, {f'LoRA r={args.lora}' if args.lora else 'all weights'}"
+    settings = {name: vars(args)[name] for name in ("texts", "tokens", "recipe", "steps", "rounds")}
+    print_record("training", case, rows, args.device, **settings, matmul_tflops=peak / 1e12)
 
 
 if __name__ == "__main__":

@@ -188,18 +188,3 @@ def test_two_records_of_one_case_are_refused(render, written):
 def test_tables_of_options_are_left_alone(render):
     page = "<!-- table acgpt.serving.options.LimitOptions option help -->\nkept\n<!-- end -->"
     assert render.rendered(page) == page
-
-
-def test_every_record_has_the_form_that_programs_print():
-    needed = {"benchmark", "case", "command", "hardware", "versions", "date", "rows"}
-    for line in (BENCHMARKS / "results.jsonl").read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        assert needed <= set(record) <= needed | {"notes"}, record["case"]
-        for row in record["rows"]:
-            intervals = {key.removesuffix("_interval") for key in row if key.endswith("_interval")}
-            assert "row" in row and intervals <= set(row)
-            assert all(
-                isinstance(row[key + "_interval"], list) and len(row[key + "_interval"]) == 2 for key in intervals
-            )
-            plain = [value for key, value in row.items() if key.removesuffix("_interval") not in intervals]
-            assert all(value is None or isinstance(value, str | int | float) for value in plain)

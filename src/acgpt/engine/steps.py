@@ -30,9 +30,9 @@ WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 class StepCost:
     """Cost of a step, in units of the time for one more token in it.
 
-    The costs are set such that `choose_width` finds the fastest width in benchmarks/decoding.py. `fixed` and `wide`
-    were fitted with a mask, to 64 rows that end together. `row` was set with the kernel, to 200 rows that do not
-    (scattered blocks, `--generate`), where widths 2 and 4 are faster than 1.
+    The costs are set such that `choose_width` finds the fastest width on the queries of benchmarks/sampling.py. `fixed`
+    and `wide` were fitted with a mask, to 64 rows that end together. `row` was set with the kernel, to 200 rows that do
+    not (scattered blocks, `--generate`), where widths 2 and 4 are faster than 1.
     """
 
     fixed: float  # kernel launches, and reading the weights

@@ -55,7 +55,7 @@ MOST_SEARCHED = 2**12  # queries among which programs search
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # float32 for tests: exact, and slow
 
 # Block sizes of each kernel by head dimension: BLOCK_M rows by BLOCK_N keys. Those for 64 are the best of a sweep on an
-# H200 (benchmarks/attention_kernel.py). To use others, change this table.
+# H200 (benchmarks/attention_kernels.py). To use others, change this table.
 TUNING: dict[str, dict[int, dict[str, int]]] = {
     "forward": {
         32: {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},

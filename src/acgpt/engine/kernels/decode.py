@@ -35,7 +35,7 @@ from acgpt.engine.kernels.attention import HAS_TRITON, jit, rowwise
 if HAS_TRITON:
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-# Constants of `parts_of`, chosen from a few timings on an H200 (benchmarks/decode_kernel.py).
+# Constants of `parts_of`, chosen from a few timings on an H200 (benchmarks/attention_kernels.py).
 BUSY = 2048  # programs that keep a large GPU busy to the end
 MOST_PARTS = 16
 FEW = 64  # with fewer programs most of the GPU is idle, so that small parts pay off
