@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli.main import app
-from acgpt.display.show import BLANK, Page, figure, label, load_reader, picture, printable, query_of, terminal
+from acgpt.display.reader import choose_reader
+from acgpt.display.show import BLANK, Page, figure, label, picture, printable, query_of, terminal
 from acgpt.engine.layout import build, visible
 from acgpt.errors import InputError
 from acgpt.models.language_model import LanguageModel
@@ -116,17 +117,17 @@ def test_no_character_of_a_token_can_steer_the_terminal(gpt2):
 def test_the_weights_are_not_needed(folder, tmp_path):
     copy = tmp_path / "without weights"
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.safetensors"))
-    reader, lm = load_reader(str(copy)), acgpt.load(folder, device="cpu")
+    reader, lm = choose_reader("{{a}}", str(copy))[0], acgpt.load(folder, device="cpu")
     assert (reader.bos, reader.mask, reader.reads_future) == (lm.bos, lm.mask, lm.reads_future) == (7, 9, True)
     assert query_of(TEMPLATES[0], reader.tokenizer) == lm.query(TEMPLATES[0])
     (copy / "acgpt.json").unlink()  # the config says the same
-    said = load_reader(str(copy))
+    said = choose_reader("{{a}}", str(copy))[0]
     assert (said.bos, said.mask, said.reads_future) == (7, 9, True)
 
 
 def test_a_model_that_says_nothing_gets_the_bos_of_its_tokenizer(gpt2, tmp_path):
     LanguageModel(tiny_model(vocabulary=len(gpt2)), gpt2).save_pretrained(tmp_path)
-    reader, lm = load_reader(str(tmp_path)), acgpt.load(tmp_path, device="cpu")
+    reader, lm = choose_reader("{{a}}", str(tmp_path))[0], acgpt.load(tmp_path, device="cpu")
     assert (reader.bos, reader.mask, reader.reads_future) == (lm.bos, None, False)
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import acgpt
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, ModelError
-from acgpt.display.show import load_reader
+from acgpt.display.reader import choose_reader
 from acgpt.models.loading import read_metadata
 from acgpt.models.metadata import FILE, tokenizer_hash
 from acgpt.models.push import check
@@ -171,7 +171,7 @@ def test_what_an_adapter_leaves_open_is_as_its_base_says_wherever_it_says_it(tmp
         own.write(adapter)
     lm = acgpt.load(base, adapter=adapter)
     assert (lm.reads_future, lm.bos, lm.mask) == expected
-    reader = load_reader(str(base), str(adapter))  # what `acgpt show` draws is what is computed
+    reader = choose_reader("{{a}}", str(base), str(adapter))[0]  # what `acgpt show` draws is what is computed
     assert (reader.reads_future, reader.bos, reader.mask) == expected
 
 
@@ -207,7 +207,7 @@ def test_the_folder_of_a_run_is_told_where_its_model_is(folder, tmp_path):
     with pytest.raises(ModelError, match=rf"training run.*{run}/checkpoints/checkpoint-1000\."):
         acgpt.load(run)
     shutil.copytree(folder, run / "model")
-    for refuse in (lambda: acgpt.load(run), lambda: load_reader(str(run)), lambda: check(run, [])):
+    for refuse in (lambda: acgpt.load(run), lambda: choose_reader("{{a}}", str(run))[0], lambda: check(run, [])):
         with pytest.raises(ModelError, match=rf"training run.*{run}/model\."):
             refuse()
     shutil.copytree(run / "model", folder / "model")  # a model that has another in its folder is one

@@ -16,7 +16,7 @@ import acgpt
 from acgpt import InputError, ModelError
 from acgpt.data.corpus import tokenizer_in
 from acgpt.data.tokenizer import named
-from acgpt.display.show import load_reader
+from acgpt.display.reader import choose_reader
 from acgpt.evaluation.features import Featurizer
 from acgpt.models.merge import merge
 from acgpt.report.samples_page import tokenizer_of
@@ -77,7 +77,7 @@ LOADERS = {
     "a model": lambda workshop, evil, tmp_path: acgpt.load(evil),
     "a model with an adapter": lambda workshop, evil, tmp_path: acgpt.load(evil, workshop / "adapter"),
     "the base of an adapter": base_of_adapter,
-    "what is drawn": lambda workshop, evil, tmp_path: load_reader(str(evil)),
+    "what is drawn": lambda workshop, evil, tmp_path: choose_reader("{{a}}", str(evil))[0],
     "the tokenizer of a new corpus": lambda workshop, evil, tmp_path: named(str(evil)),
     "the tokenizer of a corpus": reference_from_corpus,
     "features": lambda workshop, evil, tmp_path: Featurizer.load(str(evil)),

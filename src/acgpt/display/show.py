@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -333,48 +333,6 @@ def figure(
     )
     seen = visible(torch.tensor(layout.copies), len(slots))[0].tolist()
     return Figure(slots, copies, tuple(tuple(row) for row in seen))
-
-
-# ---- the tokenizer without the model --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Reader:
-    """The parts of a model that a drawing needs: tokenizer, BOS, MASK, and whether it was trained to read copies."""
-
-    tokenizer: PreTrainedTokenizerBase
-    bos: int
-    mask: int | None
-    reads_future: bool
-
-
-def load_reader(model: str | None = None, adapter: str | Literal[False] | None = None) -> Reader:
-    """Load the tokenizer of a model and the token ids that `acgpt.load` would choose, without the weights.
-
-    Args:
-        model: As in `acgpt.load`: a folder, a hub id, a `.gguf` file, or by default the embedded model.
-        adapter: As in `acgpt.load`.
-    """
-    from transformers import AutoConfig, AutoTokenizer
-
-    from acgpt.methods import METHODS
-    from acgpt.models.loading import default_bos, from_pretrained, metadata_of, resolve
-    from acgpt.models.metadata import choose_bos, model_method
-
-    source, adapter = resolve(model, adapter)
-    tokenizer = from_pretrained(AutoTokenizer, source)
-    config = None if source.endswith(".gguf") else from_pretrained(AutoConfig, source)
-    metadata = metadata_of(source, adapter, config)
-    if not (method := model_method(metadata)).drawable:
-        drawable = " and ".join(name for name, other in METHODS.items() if other.drawable)
-        raise InputError(
-            f"cannot draw the layout of a model of method {method.name}, only those of {drawable}: see "
-            "docs/explanation/methods.md."
-        )
-    bos = choose_bos(default_bos(model, metadata), metadata, tokenizer)
-    return Reader(
-        tokenizer, bos, metadata.mask_token_id if metadata else None, metadata is not None and metadata.reads_copies
-    )
 
 
 def query_of(template: str, tokenizer: PreTrainedTokenizerBase) -> Query:
