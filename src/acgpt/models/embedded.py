@@ -1,6 +1,6 @@
 """The converted copy of the embedded model, read without the checks that it has passed before.
 
-    ~/.cache/acgpt/SmolLM2-135M-Instruct.Q4_1-b179c9523d0e/
+    ~/.cache/acgpt/SmolLM2-135M-Instruct.Q4_1-0.1.2/
         config.json, model.safetensors, tokenizer.json, …    converted from the GGUF file on first use
         checked.json                                         the record: which checks passed, with what
 
@@ -9,17 +9,14 @@ model and its adapter the outcome is the same every time, and the checks take lo
 runs them and writes the record, and later ones on a CPU rely on it. They also read the folder directly, without what
 transformers does for any architecture and any tokenizer (`read`); the result is the same.
 
-The record is valid for one state of the files, of this package and of the libraries. It is ignored if it could have
-been written by another user.
+The record is valid for one state of the files, of this package and of the libraries.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
-import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -59,51 +56,6 @@ def state_of(path: Path) -> State:
 def states_in(folder: Path) -> dict[str, State]:
     """Return the states of the files in a folder, by name, without the record."""
     return {path.name: state_of(path) for path in sorted(folder.iterdir()) if path.name != RECORD and path.is_file()}
-
-
-def is_own(path: Path) -> bool:
-    """Return whether only this user and root can write a file or folder. True on systems other than Unix."""
-    if os.name != "posix":
-        return True
-    status = path.stat()
-    return status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """Read the record of a converted folder; empty if there is none, or none that can be relied on."""
-    try:
-        if all(map(is_own, (folder, *folder.iterdir()))):
-            return read_json_object(folder / RECORD)
-    except (OSError, ValueError):  # missing or damaged: the checks run again
-        pass
-    return {}
-
-
-def write_record(folder: Path, **content: object) -> None:
-    """Update keys of the record of a converted folder, atomically; do nothing if the folder is not writable."""
-    with suppress(OSError):
-        write_json(folder / RECORD, {**read_record(folder), **content})
-        (folder / RECORD).chmod(0o644)  # the user's default may let a group write it
-
-
-# ---- the GGUF file ---------------------------------------------------------------------------------------------------
-
-
-def converted_folder(gguf: Path, cache: Path) -> Path:
-    """Return the folder for the converted model, whose name contains the hash of the GGUF file.
-
-    Hashing takes half a second, so the record names the state of the file that it was last computed for.
-    """
-    expected = [str(gguf), *state_of(gguf)]
-    for folder in cache.glob(f"{gguf.stem}-*") if cache.is_dir() else ():
-        if read_record(folder).get("gguf") == expected:
-            return folder
-    with gguf.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    folder = cache / f"{gguf.stem}-{digest[:12]}"
-    if folder.is_dir():
-        write_record(folder, gguf=expected)
-    return folder
 
 
 # ---- the checks ------------------------------------------------------------------------------------------------------
@@ -152,11 +104,15 @@ class Checks:
     def write(self) -> None:
         """Record that the checks passed."""
         others = [key for key in self._keys() if key != self.key]
-        write_record(self.folder, files=self.files, passed=[*others, self.key][-KEPT:])
+        with suppress(OSError):  # the folder may not be writable
+            write_json(self.folder / RECORD, {"files": self.files, "passed": [*others, self.key][-KEPT:]})
 
     def _keys(self) -> list[str]:
         """Return the keys in the record that hold for the files as they are."""
-        record = read_record(self.folder)
+        try:
+            record = read_json_object(self.folder / RECORD)
+        except (OSError, ValueError):  # missing or damaged: the checks run again
+            return []
         keys = record.get("passed")
         return keys if isinstance(keys, list) and record.get("files") == self.files else []
 

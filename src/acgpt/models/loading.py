@@ -50,7 +50,7 @@ from acgpt.models.checkpoint import (
     json_object,
     weight_files,
 )
-from acgpt.models.embedded import Checks, converted_folder, read
+from acgpt.models.embedded import Checks, installed, read
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import ADAPTER_CONFIG, DEFAULT_HUB_ID, FILE, Metadata, weights_hash
 from acgpt.models.metadata import DEFAULT as EMBEDDED
@@ -562,7 +562,7 @@ def embedded_default() -> Path:
         raise ModelError(f"the embedded default model is not installed. Install it with: {DEFAULT_INSTALL}")
     gguf = files[0]
     cache = cache_folder()
-    converted = converted_folder(gguf, cache)
+    converted = cache / f"{gguf.stem}-{installed(DEFAULT_PACKAGE)}"
     if os.access(converted / "config.json", os.R_OK):
         return converted
     try:
