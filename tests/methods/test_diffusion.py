@@ -11,14 +11,14 @@ import pytest
 import torch
 from models import masked_logits
 from tolerance import same_draws
-from toys import BOS, all_fillings, answer, counted, engine_of, learner_of, mask_of, p_value, query, toy
+from toys import BOS, all_fillings, answer, counted, engine_of, learner_of, mask_of, p_value, query, roles_of, toy
 
 from acgpt.engine.decode import Sampling
 from acgpt.engine.layout import Budget
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import method_of
 from acgpt.methods.diffusion import Diffusion
-from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator
+from acgpt.query.conditioning import generator
 from acgpt.query.query import Query
 from acgpt.training.batches import Batch
 
@@ -280,7 +280,7 @@ def test_runs_together_take_about_as_many_passes_as_all_tokens_with_the_future(g
 
 
 def batch_of(words, seed=0, tokens=None, budget=None):
-    roles = np.array([[{"g": GIVEN, "a": ASKED, "u": UNKNOWN}[r] for r in word] for word in words], dtype=np.int8)
+    roles = roles_of(words)
     tokens = np.random.default_rng(seed).integers(0, 3, roles.shape) if tokens is None else tokens
     rngs = [generator(seed, 0, item) for item in range(len(words))]
     slots = method_of("diffusion").lay_out(tokens, roles, rngs, bos=BOS, mask=MASK)

@@ -77,9 +77,6 @@ def test_a_recipe_says_how_targets_are_told_and_the_folder_keeps_it(corpus, tmp_
     lm = acgpt.load(tmp_path / "run" / "model", device="cpu")
     assert lm.model.config.target_positions == "table"
     assert lm.model.gpt_neox.embed_target.weight.shape == (16, 128)
-    refused = CliRunner().invoke(app, [*words, "method=mlm", f"output={tmp_path / 'other'}"])
-    assert refused.exit_code == 2 and not (tmp_path / "other").exists()
-    assert "target_positions is only for method=sigma-gpt-temporal" in " ".join(refused.output.split())
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -150,9 +147,6 @@ def test_the_command_asks_as_it_is_told_to(corpus, runs, tmp_path):
         }
     assert len({round(result["training"], 6) for result in (plain, shuffled, other, several)}) == 4
     assert perplexities("diffusion", "draws=4")["training"] != perplexities("diffusion")["training"]
-    for options, words in ((["order=sideways"], "left-to-right"), (["order"], "KEY=VALUE"), (["draws=3"], "no option")):
-        refused = evaluated("sigma-gpt-random", *options)
-        assert refused.exit_code == 2 and words in refused.output
 
 
 def test_the_command_scores_with_a_model_that_only_bounds_and_says_so(runs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
 from dataclasses import replace
 from itertools import product
@@ -13,9 +14,10 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from models import expected_log_probs, random_query, tiny_tokenizer, twins
+from models import expected_log_probs, finished, random_query, tiny_tokenizer, twins
 from tolerance import EXACT
-from toys import engine_of, every_query, learner_of, total_probability, toy
+from toys import all_fillings, counted, engine_of, every_query, learner_of, p_value, total_probability, toy
+from toys import answer as log_probs_of
 from toys import query as query_of
 from typer.testing import CliRunner
 
@@ -180,13 +182,13 @@ def asked_of(name, model, question, **options):
 def test_who_evaluates_any_conditional_gives_a_distribution_for_each_and_others_refuse_or_bound(name):
     model, method = toy(name, vocabulary=3, length=3), method_of(name)
     whole = 0
-    for question in every_query(3):
+    for question in every_query(3, "ga" if name == "ac-gpt" else "gau"):  # there is no MASK here
         if not method.answers(question):
             with pytest.raises(QueryError, match=f"{name} cannot answer"):
                 asked_of(name, model, question)
         elif not method.bound:
             assert total_probability(name, model, question, 3) == pytest.approx(1, abs=1e-9)
-            whole += 1
+            whole += all(map(operator.or_, question.given, question.asked))
     assert (whole == 7) is method.abilities.evaluates_any
 
 
@@ -202,6 +204,41 @@ def test_who_samples_any_conditional_does_and_others_refuse(name):
         assert len(drawn) == len(question.asked_positions) and (drawn < 4).all()  # never MASK
         done += 1
     assert (done == 7) is method.abilities.samples_any
+
+
+ANY = ["sigma-gpt-temporal", SigmaGptRandom("random", seed=4), "mlm"]
+
+
+@pytest.mark.parametrize(
+    ("method", "roles", "future"),
+    [*product(ANY, ["agaga"], [True]), *product([ANY[0], "mlm", "fim"], ["agaga"], [False]), ("fim", "gaaag", True)],
+)
+def test_samples_come_as_often_as_their_probability_says(method, roles, future):
+    chosen = method_of(method) if isinstance(method, str) else method
+    model, question = toy(chosen.name, vocabulary=3, scale=0.3), query_of(roles, [1, 2, 0, 1, 2])
+    with torch.inference_mode():
+        (samples,) = chosen.sample(engine_of(model, chosen.name), [question], 3000, Sampling(seed=3), future)
+    scores = log_probs_of(chosen, model, list(all_fillings(question, 3)), future=future)
+    probabilities = [math.exp(sum(each)) for each in scores]
+    assert sum(probabilities) == pytest.approx(1)
+    assert p_value(counted(samples, 3), probabilities) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("method", "own"), [*product(ANY, [{}]), *product(ANY[:2], [{"target_positions": "table"}])], ids=str
+)
+def test_a_sample_carries_its_log_probabilities_and_is_the_same_in_any_batch(method, own):
+    chosen = method_of(method) if isinstance(method, str) else method
+    model = toy(chosen.name, length=12, **own)
+    questions = [query_of("gagaugaagaag"), query_of("a"), query_of("ggga"), query_of("aaaag")]
+    with torch.inference_mode():
+        drawn = chosen.sample(engine_of(model, chosen.name), questions, 2, Sampling(seed=9))
+        (alone,) = chosen.sample(engine_of(model, chosen.name), questions[:1], 2, Sampling(seed=9))
+    assert [tokens.tolist() for tokens, _ in drawn[0]] == [tokens.tolist() for tokens, _ in alone]
+    for question, samples in zip(questions, drawn, strict=True):
+        for tokens, scores in samples:
+            (want,) = log_probs_of(chosen, model, [finished(question, tokens)])
+            assert scores.tolist() == pytest.approx(want, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", list(METHODS))

@@ -6,28 +6,22 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from models import masked_logits
 from toys import (
     BOS,
-    all_fillings,
     answer,
-    counted,
     engine_of,
     every_query,
     learner_of,
     mask_of,
-    p_value,
     query,
-    total_probability,
+    roles_of,
     toy,
 )
 
-from acgpt.engine.decode import Sampling
 from acgpt.engine.layout import Budget
 from acgpt.errors import QueryError
 from acgpt.methods import method_of
-from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.query import Query
 from acgpt.training.batches import Batch
 
@@ -66,11 +60,6 @@ def test_a_batch_of_any_budget_says_what_each_query_says_alone():
             assert got == pytest.approx(wanted, abs=1e-9)
 
 
-@pytest.mark.parametrize("roles", ["gag", "aaa", "aug", "agga"])
-def test_what_is_asked_is_a_distribution_without_mask(roles):
-    assert total_probability("mlm", toy("mlm", vocabulary=3), query(roles), 3) == pytest.approx(1, abs=1e-9)
-
-
 def test_a_token_that_is_still_masked_changes_nothing_before_it():
     model = toy("mlm")
     for question in every_query(4):
@@ -95,36 +84,10 @@ def test_it_cannot_be_asked_without_a_mask():
         method_of("mlm").log_probs(engine_of(toy("mlm"), "mlm").with_mask(None), [query("ga")])
 
 
-@pytest.mark.parametrize("future", [True, False])
-def test_samples_come_as_often_as_their_probability_says(future):
-    model, question = toy("mlm", vocabulary=3, scale=0.3), query("agaga", [1, 2, 0, 1, 2])
-    with torch.inference_mode():
-        (samples,) = method_of("mlm").sample(engine_of(model, "mlm"), [question], 2000, Sampling(seed=3), future)
-    fillings = list(all_fillings(question, 3))
-    probabilities = [math.exp(sum(scores)) for scores in answer("mlm", model, fillings, future=future)]
-    assert sum(probabilities) == pytest.approx(1)
-    assert p_value(counted(samples, 3), probabilities) > 1e-3
-
-
-def test_a_sample_carries_its_log_probabilities_and_is_the_same_in_any_batch():
-    model, questions = toy("mlm", length=8), [query("gaugaaga"), query("a"), query("ggga")]
-    with torch.inference_mode():
-        drawn = method_of("mlm").sample(engine_of(model, "mlm"), questions, 2, Sampling(seed=9))
-        alone = method_of("mlm").sample(engine_of(model, "mlm"), questions[:1], 2, Sampling(seed=9))
-    assert [t.tolist() for t, _ in drawn[0]] == [t.tolist() for t, _ in alone[0]]
-    for question, samples in zip(questions, drawn, strict=True):
-        for tokens, scores in samples:
-            full = list(question.tokens)
-            for position, token in zip(question.asked_positions, tokens, strict=True):
-                full[position - 1] = int(token)
-            finished = Query(full, question.given, question.asked)
-            assert scores.tolist() == pytest.approx(by_brute_force(model, finished), abs=1e-9)
-
-
 @pytest.mark.parametrize("budget", [None, Budget(64, 64)])
 def test_the_loss_is_that_of_predicting_all_asked_tokens_at_once(budget):
     model, words = toy("mlm"), ["gaggaa", "aaaaaa", "agauga", "ggggga"]
-    roles = np.array([[{"g": GIVEN, "a": ASKED, "u": UNKNOWN}[r] for r in word] for word in words], dtype=np.int8)
+    roles = roles_of(words)
     tokens, mask = np.random.default_rng(0).integers(0, 4, roles.shape), mask_of(model, "mlm")
     slots = method_of("mlm").lay_out(tokens, roles, [], bos=BOS, mask=mask)
     expected = 0.0

@@ -20,7 +20,6 @@ from toys import BOS, answer, engine_of, p_value, toy
 from toys import query as query_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import acgpt
 from acgpt.engine.decode import Sampling
 from acgpt.errors import QueryError
 from acgpt.methods import METHODS, Abilities, Method, registry
@@ -230,11 +229,6 @@ def test_its_samples_come_as_often_as_it_says(right_to_left):
     wanted = [math.exp(sum(scores)) for scores in answer(right_to_left, model, fillings)]
     counts = [sum(tuple(tokens) == filling.tokens[:2] for tokens, _ in samples) for filling in fillings]
     assert sum(wanted) == pytest.approx(1) and p_value(counts, wanted) > 1e-3
-
-
-def test_it_is_loaded_by_a_model_that_names_it(right_to_left, trained):
-    lm = acgpt.load(trained / "run" / "model", device="cpu")
-    assert lm.reads_future and lm.log_prob("{{The cat}} sat on the mat.").log_prob < 0
 
 
 # ---- packages that cannot be used ------------------------------------------------------------------------------------

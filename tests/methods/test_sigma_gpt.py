@@ -20,6 +20,7 @@ from toys import (
     learner_of,
     p_value,
     query,
+    roles_of,
     total_probability,
     toy,
 )
@@ -31,7 +32,7 @@ from acgpt.errors import InputError, ModelError, QueryError
 from acgpt.methods import method_of
 from acgpt.methods.sigma_gpt import SigmaGptRandom
 from acgpt.methods.sigma_network import REACH, SigmaGPTForCausalLM
-from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator
+from acgpt.query.conditioning import generator
 from acgpt.training.batches import Batch
 
 TEMPORAL, RANDOM = "sigma-gpt-temporal", "sigma-gpt-random"
@@ -206,21 +207,6 @@ def test_options_that_are_not_there_are_refused():
 # ---- sampling -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "future"), [(TEMPORAL, True), (TEMPORAL, False), (SigmaGptRandom("random", seed=4), True)]
-)
-def test_samples_come_as_often_as_their_probability_says(method, future):
-    name = method if isinstance(method, str) else method.name
-    chosen = method_of(name) if isinstance(method, str) else method
-    model, question, n = toy(name, vocabulary=3, scale=0.3), query("agaga", [1, 2, 0, 1, 2]), 3000
-    with torch.inference_mode():
-        (samples,) = chosen.sample(engine_of(model, name), [question], n, Sampling(seed=3), future)
-    fillings = list(all_fillings(question, 3))
-    probabilities = [math.exp(sum(scores)) for scores in answer(chosen, model, fillings, future=future)]
-    assert sum(probabilities) == pytest.approx(1)
-    assert p_value(counted(samples, 3), probabilities) > 1e-3
-
-
 def test_samples_of_several_orders_come_as_often_as_their_mean_probability_says():
     model, question = toy(RANDOM, vocabulary=3, scale=0.7), query("agaga", [1, 2, 0, 1, 2])
     fillings = list(all_fillings(question, 3))
@@ -265,29 +251,11 @@ def test_of_several_orders_a_sample_has_its_own_whatever_it_is_drawn_beside():
     assert used == {0, 1, 2}
 
 
-@both_kinds
-def test_a_sample_carries_the_log_probabilities_of_one_pass_in_a_ragged_batch(kind):
-    for name, chosen in ((TEMPORAL, method_of(TEMPORAL)), (RANDOM, SigmaGptRandom("random", seed=2))):
-        model = toy(name, length=12, target_positions=kind)
-        questions = [query("gagaugaagaag"), query("a"), query("ggga"), query("aaaag")]
-        with torch.inference_mode():
-            drawn = chosen.sample(engine_of(model, name), questions, 2, Sampling(seed=9))
-            alone = chosen.sample(engine_of(model, name), questions[:1], 2, Sampling(seed=9))
-        assert [t.tolist() for t, _ in drawn[0]] == [t.tolist() for t, _ in alone[0]]
-        for question, samples in zip(questions, drawn, strict=True):
-            for tokens, scores in samples:
-                full = list(question.tokens)
-                for position, token in zip(question.asked_positions, tokens, strict=True):
-                    full[position - 1] = int(token)
-                finished = type(question)(full, question.given, question.asked)
-                assert scores.tolist() == pytest.approx(answer(chosen, model, [finished])[0], abs=1e-9)
-
-
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-def batch_of(name, roles, seed=0, budget=None):
-    roles = np.array([[{"g": GIVEN, "a": ASKED, "u": UNKNOWN}[r] for r in word] for word in roles], dtype=np.int8)
+def batch_of(name, words, seed=0, budget=None):
+    roles = roles_of(words)
     tokens = np.random.default_rng(seed).integers(0, 4, roles.shape)
     rngs = [generator(seed, 0, item) for item in range(len(roles))]
     slots = method_of(name).lay_out(tokens, roles, rngs, bos=BOS, mask=None)
@@ -328,7 +296,7 @@ def test_random_orders_are_new_for_every_text_and_uniform_within_the_parts():
 @pytest.mark.parametrize("name", [TEMPORAL, RANDOM])
 def test_given_tokens_are_learnt_from_too_if_wanted(name):
     words, model = ["gaggaa", "agauga"], toy(name)
-    roles = np.array([[{"g": GIVEN, "a": ASKED, "u": UNKNOWN}[r] for r in word] for word in words], dtype=np.int8)
+    roles = roles_of(words)
     tokens = np.random.default_rng(0).integers(0, 4, roles.shape)
     method = method_of(name).with_loss("all")
     slots = method.lay_out(tokens, roles, [generator(0, 0, item) for item in range(2)], bos=BOS, mask=None)

@@ -13,6 +13,7 @@ from acgpt.engine.attention import check_model
 from acgpt.engine.engine import Engine
 from acgpt.engine.meter import ignore
 from acgpt.methods import method_of
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.query import Query
 from acgpt.training.learner import Learner, new_model
 from acgpt.training.recipe import Shape
@@ -74,6 +75,11 @@ def query(roles, tokens=None):
     """Return the query of a word such as "gaua": given, asked, unknown, asked."""
     tokens = [(2 * position + 1) % 3 for position in range(len(roles))] if tokens is None else tokens
     return Query(tokens, [role == "g" for role in roles], [role == "a" for role in roles])
+
+
+def roles_of(words):
+    """Return the roles of words such as "gaua", one array of all of them."""
+    return np.array([[{"g": GIVEN, "a": ASKED, "u": UNKNOWN}[role] for role in word] for word in words], dtype=np.int8)
 
 
 def every_query(length, roles="ga"):
