@@ -199,6 +199,9 @@ def test_an_adapter_that_is_named_answers_whatever_the_query(both, references, n
         (sample,) = both.sample(template, adapter=name, future=future, seed=0)
         assert sample.adapter == who
         assert sample.log_prob == exactly(both.log_prob(sample.query, adapter=name, future=future).log_prob)
+    (fill,) = both.fill("The {{_2-2}} sat.", 1, adapter=name, future=future)
+    assert fill.adapter == who
+    assert fill.log_prob == exactly(both.log_prob(fill.query, adapter=name, future=future).log_prob)
 
 
 def test_each_adapter_reads_its_own_mask_unless_the_user_names_one(shelf, both, references):

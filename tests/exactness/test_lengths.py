@@ -254,10 +254,10 @@ def test_no_more_lengths_are_tried_when_the_time_is_over(lm, monkeypatch):
 def test_no_more_lengths_are_tried_when_longer_ones_are_no_better(lm, monkeypatch):
     monkeypatch.setattr("acgpt.models.fill_by_lengths.MASS", 2.0)
     (all_tried,), tried = lm.fill("x.{{_1-30}}.y", 1, patience=16), set[int]()
-    for fill in lm.fill("x.{{_1-30}}.y", 4, patience=1):
+    for fill in lm.fill("x.{{_1-30}}.y", 8, seed=0, patience=1):
         tried |= set(fill.lengths)
     likely = sorted(lm.lengths("x.{{_1-30}}.y").most_probable(16))
-    assert tried == set(likely[:4]) and all_tried.lengths[0] < likely[3]
+    assert tried <= set(likely[:4]) and all_tried.lengths[0] < likely[3]
 
 
 def test_fills_are_ordered_by_the_mean_of_both_log_probabilities(lm):
