@@ -13,8 +13,8 @@
 | future, unknown | the text before and after the gap: `lm.fill` of `{{_}}` |
 
 All of them heal the tokens at the borders of the gap (docs/how-to/fill-gaps.md), and take the likeliest token at each
-step. A fill is an exact match if it is the true text to the letter. HumanEval's programs are run with their tests, two
-at a time ("pass_rate"; an empty line passes some of them): see sandbox.py for what limits them. *Calls* counts what the
+step. A fill is an exact match if it is the true text to the letter. HumanEval's programs are run with their tests
+("pass_rate"; an empty line passes some of them): see sandbox.py for what limits them. *Calls* counts what the
 model is asked to compute: one for each token drawn, one for each text scored, which a known length does not need, and
 one for each question for a length; "relative_calls" is their number over that of the tokens drawn at a known length.
 The 95 % intervals resample tasks.

@@ -1,7 +1,7 @@
 """Run generated programs with limits: does a filled-in function pass its tests?
 
     passes(task.program(fill))                  one program
-    passes_all(programs, workers=2)             many, in parallel, with a progress bar
+    passes_all(programs)                        many, in parallel
 
 A program passes if it runs to its end. Each one has a Python process of its own (`python -I -S -B`) with limits on CPU
 time, wall time, memory, processes and file sizes, no input, no output, and an empty working directory that is deleted.
@@ -27,9 +27,6 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import wait
-
-from rich.console import Console
-from rich.progress import track
 
 GIB = 2**30
 
@@ -81,19 +78,18 @@ os.write(verdict, job["token"].encode())
 """
 
 
-def passes(program: str, timeout: float = 5, memory: int = GIB) -> bool:
+def passes(program: str, timeout: float = 5) -> bool:
     """Run a program in a process of its own and return whether it ran to its end without an error.
 
     Args:
         program: Python source: a function, its tests, and the call that runs them. It has the standard library only.
         timeout: Seconds of CPU time, rounded up. The limit on wall time is twice as long, so that a busy machine
             rarely changes the result.
-        memory: Bytes of address space.
     """
     seconds, token = math.ceil(timeout), secrets.token_hex(16)
     limits = {
         "RLIMIT_CPU": (seconds, seconds + 1),  # a program may ignore the signal of the first limit, not of the second
-        "RLIMIT_AS": (memory, memory),
+        "RLIMIT_AS": (GIB, GIB),
         "RLIMIT_NPROC": (0, 0),
         "RLIMIT_FSIZE": (2**20, 2**20),
         "RLIMIT_NOFILE": (64, 64),
@@ -130,17 +126,7 @@ def passes(program: str, timeout: float = 5, memory: int = GIB) -> bool:
         return result.read(len(token) + 1) == token.encode()
 
 
-def passes_all(
-    programs: Sequence[str], workers: int | None = None, timeout: float = 5, memory: int = GIB
-) -> list[bool]:
-    """Run many programs and return whether each one passed, in order. A progress bar goes to standard error.
-
-    Args:
-        workers: Programs that run at the same time; default: the number of CPU cores.
-        timeout: Seconds of CPU time of each program; see `passes`.
-        memory: Bytes of address space of each program.
-    """
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        results = pool.map(lambda program: passes(program, timeout, memory), programs)
-        console = Console(stderr=True)
-        return list(track(results, "running programs", total=len(programs), console=console, transient=True))
+def passes_all(programs: Sequence[str]) -> list[bool]:
+    """Run many programs, one on each CPU core at a time, and return whether each one passed, in order."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(passes, programs))

@@ -92,4 +92,4 @@ def test_files_outside_the_working_directory_cannot_be_changed(sandbox, tmp_path
 
 def test_many_programs_are_answered_in_order(sandbox):
     many = [GOOD, FAILING["wrong"], FAILING["early exit"], GOOD]
-    assert sandbox.passes_all(many, workers=2) == [True, False, False, True]
+    assert sandbox.passes_all(many) == [True, False, False, True]

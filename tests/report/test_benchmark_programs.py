@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -133,6 +134,13 @@ def test_programs_of_speed_print_records(case):
     assert rows[base][key] == 1 and len(rows) > 1
 
 
+@pytest.mark.slow
+def test_the_steps_of_adapters_are_timed(adapted):
+    tuning = ["--base", adapted[0], "--lora", 4, "--recipe", "default-adapter"]
+    record = record_of("training.py", *SPEED["training.py"], *tuning)
+    assert [row["row"] for row in record["rows"]] == ["GPT", "AC-GPT", "AC-GPT, adapter apart"]
+
+
 def test_startup_prints_a_record():
     commands = {"--help": ["--help"], "a template error": ["score", "The {{cat"]}
     record = record_of("startup.py", "--rounds", 1, FLOOR="pass", COMMANDS=commands)
@@ -147,10 +155,16 @@ def test_cpu_decoding_prints_a_record(tmp_path):
     assert len(record["rows"]) == 4 and record["notes"]["accuracy"]["past only"]["tokens"] == 3
 
 
-def test_serving_prints_a_record():
-    with serving(tiny_lm(positions=512)) as (url, _):
-        arguments = ["--url", url, "--clients", 1, 2, "--requests", 8, "--shares", 0.8, "--device", "cpu"]
-        record = record_of("serving.py", *arguments, WARM_UP=2)
+@pytest.mark.parametrize("http", [True, False], ids=["http", "in-process"])
+def test_serving_prints_a_record(http):
+    lm = tiny_lm(positions=512)
+    arguments = ["--clients", 1, 2, "--requests", 8, "--shares", 0.8, "--device", "cpu"]
+    if http:
+        with serving(lm) as (url, _):
+            record = record_of("serving.py", *arguments, "--url", url, WARM_UP=2)
+    else:
+        loading = SimpleNamespace(load=lambda device: lm)
+        record = record_of("serving.py", *arguments, "--in-process", "--seconds", 60, WARM_UP=2, acgpt=loading)
     assert [(row["row"], row["failed"]) for row in record["rows"]] == [
         ("1 client", 0), ("2 clients", 0), ("open, 80% of the highest rate", 0),
     ]  # fmt: skip
