@@ -25,10 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Path]:
-    """Two seeds from scratch, and a tuned model with its causal twin and a curve."""
-    curve = {50: (9.0, 8.0, 9.1), 100: (8.0, 6.0, 8.2)}
+    """Two seeds from scratch, and a tuned model with its causal twin."""
     results = [scratch(tmp_path / f"seed{seed}", tuple(x + seed for x in AC), seed=seed) for seed in (0, 1)]
-    return [*results, write_run(tmp_path / "ac", curve=curve), twin_of(tmp_path / "gpt", curve=curve)]
+    return [*results, write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt")]
 
 
 def test_the_examples_of_the_page_on_reports_print_what_it_says(monkeypatch):
@@ -40,7 +39,7 @@ def test_the_examples_of_the_page_on_reports_print_what_it_says(monkeypatch):
 def test_tables_hold_what_the_csv_files_hold(runs, tmp_path):
     report = acgpt.compare(runs, tmp_path / "report")
     files = {name.removesuffix(".csv") for name in report.files if name.endswith(".csv")}
-    assert set(report.tables) == files > {"finetuning/curve"}
+    assert set(report.tables) == files > {"finetuning/validation/advantages"}
     for name, table in report.tables.items():
         text = (tmp_path / "report" / f"{name}.csv").read_text(encoding="utf-8")
         written = pd.read_csv(io.StringIO(text), dtype={"set": str})

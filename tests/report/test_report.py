@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 from acgpt.cli.main import app
 from acgpt.display.table import escape_latex, plain_markdown
 from acgpt.errors import InputError
+from acgpt.evaluation.bootstrap import MeasuredPerplexity, paired_difference
 from acgpt.query.modes import MODES
 from acgpt.report import finetuning, from_scratch, generation, write
-from acgpt.report.finetuning import ADVANTAGES, PAPER, advantage
+from acgpt.report.finetuning import ADVANTAGES, PAPER
 from acgpt.report.runs import find_runs, read_runs, short_names
 from acgpt.report.tables import Column, Row, Table
 from acgpt.report.write import make_report
@@ -44,7 +45,6 @@ def write_run(
     perplexities: tuple[float | None, ...] = AC,
     *,
     method: str = "ac-gpt",
-    curve: dict[int, tuple[float, ...]] | None = None,
     further: dict[str, dict[str, Any]] | None = None,
     about: dict[str, Any] | None = None,
     measured: dict[str, Any] | None = None,
@@ -56,7 +56,6 @@ def write_run(
         folder: It.
         perplexities: In the five modes, at the end.
         method: Of the recipe.
-        curve: Perplexities in the log by step.
         further: More evaluations, by file name.
         about: Changes to results.json.
         measured: Changes to what describes the evaluation set.
@@ -70,7 +69,7 @@ def write_run(
     results = {
         "recipe": recipe, "steps": 100, "texts": 800, "tokens": 24800, "seconds": 12.5, "hardware": "a CPU",
         "versions": {"acgpt": "0", "torch": "1", "transformers": "2"}, "command": ["acgpt", "train", "it"],
-        "corpus_hash": "wiki", "evaluation_sets": {"during": {"hash": "watched"}},
+        "corpus_hash": "wiki",
         "evaluation": evaluation(method, perplexities, **(measured or {})), **(about or {}),
     }  # fmt: skip
     folder.mkdir(parents=True)
@@ -78,13 +77,18 @@ def write_run(
     (folder / "results.json").write_text(json.dumps(results))
     for name, content in (further or {}).items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    lines = [f"{step},{step * 248},{','.join(map(str, row))}\n" for step, row in (curve or {}).items()]
-    (folder / "log.csv").write_text("step,tokens,unconditional,training,training-no-future\n" + "".join(lines))
     return folder
 
 
 def twin_of(folder: Path, perplexities: tuple[float | None, ...] = CAUSAL, **options: Any) -> Path:
     return write_run(folder, perplexities, method="gpt", **options)
+
+
+def swept(folder: Path) -> list[Path]:
+    """Runs at two values of r_max, and a twin that was asked the same: a sweep, which is a figure."""
+    runs = [write_run(folder / f"r{x}", measured={"r_max": x}, conditioning={"r_max": x}) for x in (0.2, 0.6)]
+    asked = {f"at{r_max}": evaluation("gpt", CAUSAL, r_max=r_max) for r_max in (0.2, 0.6)}
+    return [*runs, twin_of(folder / "gpt", further=asked)]
 
 
 def table(folder: Path, name: str, split: str = "validation") -> list[dict[str, str]]:
@@ -128,17 +132,16 @@ def test_all_of_the_papers_rows_are_there():
 @pytest.mark.parametrize(("row", "ours", "baseline"), pairs())
 def test_the_formula_gives_the_papers_percentages_to_rounding(row, ours, baseline):
     for mode, other in ADVANTAGES.items():
-        worst = advantage(ours[mode] + 0.005, baseline[other] - 0.005) - 0.005
-        best = advantage(ours[mode] - 0.005, baseline[other] + 0.005) + 0.005
+        worst, best = (
+            paired_difference(
+                MeasuredPerplexity(ours[mode] + x, mode, ()), MeasuredPerplexity(baseline[other] - x, other, ())
+            ).percent - x
+            for x in (0.005, -0.005)
+        )  # fmt: skip
         assert worst <= row[mode] <= best, mode
         # The other ratio that one might take would not.
         if mode == "training":
             assert not worst <= 100 * (baseline[other] / ours[mode] - 1) <= best
-
-
-@pytest.mark.parametrize(("ours", "baseline"), [(None, 7.0), (7.0, None), (float("inf"), 7.0), (7.0, float("inf"))])
-def test_what_is_missing_or_infinite_has_no_advantage(ours, baseline):
-    assert advantage(ours, baseline) is None
 
 
 # ---- who is compared with whom --------------------------------------------------------------------------------------
@@ -287,31 +290,6 @@ def test_an_evaluation_of_another_model_is_refused_and_the_fuller_of_two_is_take
     make_report([ac, twin_of(tmp_path / "third", further={"zz": own})], tmp_path / "fourth")
 
 
-def test_the_curve_compares_equal_steps_of_the_same_set(tmp_path, figures):
-    ac = write_run(tmp_path / "ac", curve={50: (9.0, 8.0, 9.1), 75: (8.0, 7.0, 8.1), 100: (8.0, 6.0, 8.2)})
-    gpt = twin_of(tmp_path / "gpt", curve={50: (10.0, "", 16.0), 100: (8.0, "", 8.0)})
-    other = write_run(
-        tmp_path / "other", curve={50: (9.0, 8.0, 9.1)}, about={"evaluation_sets": {"during": {"hash": "another"}}}
-    )
-    made = make_report([ac, other, gpt], tmp_path / "report")
-    rows = [
-        (row["run"], row["step"], row["unconditional"], row["training"]) for row in made.content["finetuning"]["curve"]
-    ]
-    assert rows == [("ac", 50, pytest.approx(10), pytest.approx(50)), ("ac", 100, 0, pytest.approx(25))]
-    assert (tmp_path / "report" / "finetuning" / "curve.png").exists()
-    assert [note for note in made.notes if "other has no curve" in note]
-
-
-def test_one_evaluation_is_no_curve(tmp_path, figures):
-    runs = [
-        write_run(tmp_path / "ac", curve={100: (8.0, 6.0, 8.2)}),
-        twin_of(tmp_path / "gpt", curve={100: (8.0, "", 8.0)}),
-    ]
-    made = make_report(runs, tmp_path / "report")
-    assert [row["step"] for row in made.content["finetuning"]["curve"]] == [100]
-    assert {path.name for path in (tmp_path / "report" / "finetuning").glob("curve.*")} == {"curve.csv"}
-
-
 def test_an_infinite_perplexity_is_shown_and_not_compared(tmp_path, figures):
     ac = write_run(tmp_path / "ac")
     content = json.loads((ac / "results.json").read_text())
@@ -394,8 +372,7 @@ def test_a_report_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkey
 
 
 def test_the_same_runs_give_the_same_bytes_in_every_form(tmp_path, figures):
-    curve = {50: (9.0, 8.0, 9.1), 100: (8.0, 6.0, 8.2)}
-    runs = [write_run(tmp_path / "ac", curve=curve), twin_of(tmp_path / "gpt", curve=curve)]
+    runs = swept(tmp_path)
     contents = []
     for name in ("one", "two"):
         made = make_report(runs, tmp_path / name)
@@ -403,10 +380,10 @@ def test_the_same_runs_give_the_same_bytes_in_every_form(tmp_path, figures):
         assert [path.relative_to(tmp_path / name).as_posix() for path in files] == made.content["files"]
         contents.append([path.read_bytes() for path in files])
     assert contents[0] == contents[1]
-    stems = ["curve", "validation/advantages", "validation/perplexities"]
+    stems = ["validation/advantages", "validation/perplexities", "validation/sweep"]
     written = {Path(name).with_suffix("").as_posix() for name in made.content["files"] if name.startswith("finetuning")}
     assert written == {f"finetuning/{stem}" for stem in stems}
-    path = tmp_path / "one" / "finetuning" / "curve"
+    path = tmp_path / "one" / "finetuning" / "validation" / "sweep"
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     ElementTree.parse(path.with_suffix(".svg"))
 
@@ -414,8 +391,7 @@ def test_the_same_runs_give_the_same_bytes_in_every_form(tmp_path, figures):
 def test_without_matplotlib_the_tables_are_written_and_it_is_said(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
-    curve = {50: (9.0, 8.0, 9.1), 100: (8.0, 6.0, 8.2)}
-    runs = [write_run(tmp_path / "ac", curve=curve), twin_of(tmp_path / "gpt", curve=curve)]
+    runs = swept(tmp_path)
     result = run_cli(*runs, "-o", tmp_path / "report")
     assert "acgpt[plot]" in result.stdout
     assert "matplotlib" not in sys.modules

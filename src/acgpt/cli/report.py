@@ -52,8 +52,8 @@ def report(
       and gains from the future (percent, and KEY_interval: null or the 95 %
       interval); paper: where its rows are from,
       finetuning: splits: for each, perplexities, advantages (percent, and
-      KEY_interval) and, if there is one, sweep: lists of rows; curve: the
-      advantages during training; paper: where its rows are from,
+      KEY_interval) and, if there is one, sweep: lists of rows; paper: where its
+      rows are from,
       generation: sizes: for each, mauve (each mode null or mean, std, runs) and
       companions: lists of rows; paper: where its rows are from,
       runs: name, steps, texts, tokens, seconds, hardware, versions, command,

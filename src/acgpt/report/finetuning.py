@@ -13,14 +13,11 @@ If both evaluations kept sums per document, an advantage has a 95 % interval (pa
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from acgpt.errors import InputError
 from acgpt.evaluation.bootstrap import Difference, paired_difference
@@ -77,16 +74,6 @@ SWEEP = (
     Column("advantage", "TD adv", form="+z.2f%", interval=True),
     SET,
 )
-CURVE = (
-    Column("run", "run"),
-    Column("twin", "twin"),
-    Column("step", "step", form=","),
-    Column("tokens", "tokens", form=","),
-    Column("unconditional", "UC adv", form="+z.2f%"),
-    Column("training", "TD adv", form="+z.2f%"),
-)
-# Mode in the log of a run: mode in the log of its twin.
-LOGGED_MODES = {"unconditional": "unconditional", "training": "training-no-future"}
 CAPTIONS = {
     "perplexities": "Perplexity; lower is better. r_max 0 is the causal baseline. mix is the share of training texts "
     "with nothing given. Bold: the best value among rows with the same base, training corpus, training budget and "
@@ -96,16 +83,7 @@ CAPTIONS = {
     f"distribution with the future, against the baseline without it. {INTERVALS}",
     "sweep": "Training distribution with the future, against the causal baseline without it. Each run is evaluated at "
     f"its own r_max. {INTERVALS}",
-    "curve": "Advantage over the causal twin after the same number of steps. Logs keep no sums per document, so there "
-    "are no intervals.",
 }
-
-
-def advantage(ours: float | None, baseline: float | None) -> float | None:
-    """Return by how many percent a perplexity is below the baseline's; `None` if one is missing or infinite."""
-    if ours is None or baseline is None or not math.isfinite(ours) or not math.isfinite(baseline):
-        return None
-    return 100 * (1 - ours / baseline)
 
 
 # ---- who is compared with whom --------------------------------------------------------------------------------------
@@ -143,27 +121,9 @@ class Comparison:
 
 
 def compare(run: Run, evaluation: RunEvaluation, causal: Sequence[Run]) -> Comparison:
-    """Compare an evaluation with that of the run's causal twin, if it has one."""
-    remedy = (
-        f"none of its causal twins is evaluated on this dataset. Run {command_for(evaluation)} -o TWIN/NAME.json, with "
-        "the same --conditioning if there was one."
-    )
-    twin, note = find_twin(run, causal, lambda other: other.evaluation_on(evaluation.hash) is not None, remedy)
-    return Comparison(run, evaluation, twin, note)
-
-
-def find_twin(
-    run: Run, causal: Sequence[Run], same_set: Callable[[Run], bool], remedy: str
-) -> tuple[Run | None, str | None]:
-    """Find the causal twin of a run; return it with a footnote, or `None` and the reason.
+    """Compare an evaluation with that of the run's causal twin; the note says why there is none, or how it differs.
 
     Of several twins, one with the same adapter is preferred, then the one whose recipe differs least.
-
-    Args:
-        run: The run.
-        causal: The causal runs.
-        same_set: Tests whether a causal run was evaluated on the same dataset.
-        remedy: The reason to return if none was.
     """
     texts, tokens = run.budget
     conditions: dict[str, Callable[[Run], bool]] = {
@@ -174,13 +134,14 @@ def find_twin(
         f"no causal run of this base and corpus has the same budget: {texts:,} texts, {tokens:,} tokens.": (
             lambda other: other.budget == run.budget
         ),
-        remedy: same_set,
+        f"none of its causal twins is evaluated on this dataset. Run {command_for(evaluation)} -o TWIN/NAME.json, with "
+        "the same --conditioning if there was one.": lambda other: other.evaluation_on(evaluation.hash) is not None,
     }
     candidates = list(causal)
     for reason, holds in conditions.items():
         candidates = [other for other in candidates if holds(other)]
         if not candidates:
-            return None, reason
+            return Comparison(run, evaluation, None, reason)
     twin = min(candidates, key=lambda other: (other.lora != run.lora, len(differing(run, other))))
     remarks = []
     if twin.lora != run.lora:
@@ -191,7 +152,7 @@ def find_twin(
         )
     if keys := differing(run, twin):
         remarks.append(f"The causal baseline differs in {', '.join(keys)}.")
-    return twin, " ".join(remarks) or None
+    return Comparison(run, evaluation, twin, " ".join(remarks) or None)
 
 
 def differing(run: Run, other: Run) -> list[str]:
@@ -242,7 +203,6 @@ def make(runs: Sequence[Run]) -> Part | None:
             on_curve = {comparison.run for members in sweeps for comparison in members}
             hidden = name_hidden(each.run.name for each in of_split if each.run not in on_curve)
             part.captions[path] = "Advantage on the training distribution by r_max. Dashed: the paper." + hidden
-    add_curve(part, [run for run in tuned if not run.causal], causal, names)
     return part
 
 
@@ -344,49 +304,3 @@ def sweep_curves(table: Table) -> list[tuple[str, bool, list[tuple[Cell, float |
         name = f"{'the paper: ' if paper else ''}{cells['backbone']}, {cells['adapter']}"
         curves.append((name, paper, [(row.cells["r_max"], comparable(row.cells["advantage"])) for row in rows]))
     return curves
-
-
-def add_curve(part: Part, runs: Sequence[Run], causal: Sequence[Run], names: dict[str, str]) -> None:
-    """Add the advantage during training, from logs of runs and twins with the same evaluation dataset."""
-    rows, curves = [], []
-    for run in runs:
-        reason = f"{run.name} has no curve: its log and its causal twin's use different evaluation datasets."
-        twin, note = find_twin(run, causal, partial(same_logged_set, run), reason)
-        if twin is None and note == reason:  # without any twin, its row has a note already
-            part.notes.append(reason)
-        points = [] if twin is None else curve_rows(run, twin)
-        if twin is not None and not points:
-            part.notes.append(
-                f"{run.name} has no curve: its log and that of {twin.name} have no evaluation at the same step."
-            )
-        if points:
-            rows += points
-            curves.append((f"{run.name}: {names[run.base]}, {run.adapter}", [row.cells for row in points]))
-    if rows:
-        table = Table("Advantage during training", CAPTIONS["curve"], CURVE, tuple(rows), "run")
-        part.data["curve"], part.content["curve"] = table, table.as_dicts()
-        if any(len(points) > 1 for _, points in curves):
-            part.pictures["curve"] = partial(pictures.curve, curves)
-            part.captions["curve"] = "Advantage during training."
-
-
-def same_logged_set(run: Run, other: Run) -> bool:
-    """Return whether both logs have perplexities on the same evaluation dataset."""
-    return run.logged_set_hash is not None and run.logged_set_hash == other.logged_set_hash
-
-
-def curve_rows(run: Run, twin: Run) -> list[Row]:
-    """Return the advantages of a run at each step for which both logs have perplexities."""
-    ours, theirs = (pd.DataFrame([row for row in one.log() if "unconditional" in row]) for one in (run, twin))
-    if ours.empty or theirs.empty:
-        return []
-    theirs = theirs.drop_duplicates("step", keep="last").add_prefix("twin's ")
-    both = ours.merge(theirs, left_on="step", right_on="twin's step")
-    rows = []
-    for row in both.to_dict("records"):
-        cells = {"run": run.name, "twin": twin.name, "step": row["step"], "tokens": row["tokens"]}
-        cells |= {
-            mode: advantage(row.get(mode), row.get(f"twin's {twin_mode}")) for mode, twin_mode in LOGGED_MODES.items()
-        }
-        rows.append(Row(cells, run.name))
-    return rows

@@ -21,7 +21,6 @@ class Part:
         title: Title for people.
         content: Data for programs.
         tables: Tables by file name without extension; written as Markdown, CSV and LaTeX.
-        data: Tables that are too long to read, written as CSV only.
         pictures: Functions that draw the figures, by file name without extension; not called without matplotlib.
         captions: Captions of the figures; they end with the runs that a figure does not show.
         pages: Further pages by file name: the text of a link to it, and a function that renders its HTML.
@@ -32,7 +31,6 @@ class Part:
     title: str
     content: dict[str, Any]
     tables: dict[str, Table]
-    data: dict[str, Table] = field(default_factory=dict)
     pictures: dict[str, Callable[[], Figure]] = field(default_factory=dict)
     captions: dict[str, str] = field(default_factory=dict)
     pages: dict[str, tuple[str, Callable[[], str]]] = field(default_factory=dict)

@@ -103,26 +103,12 @@ def sweep(curves: Sequence[tuple[str, bool, Sequence[tuple[Any, Any]]]]) -> Figu
     for name, paper, points in curves:
         style: dict[str, Any] = {"color": PAPER, "linestyle": "--"} if paper else {"color": next(colours)}
         axes.plot(*zip(*points, strict=True), marker="o", label=name, **style)
-    return finish_curves(figure, axes, "r_max", "TD advantage over the causal baseline, %")
-
-
-def curve(curves: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Figure:
-    """Draw the advantages in two modes during training.
-
-    Args:
-        curves: A name, and rows with `tokens`, `unconditional` and `training`.
-    """
-    figure, (axes,) = canvas(7, 4 + 0.36 * len(curves))
-    colours = iter(LINES * len(curves))
-    for name, rows in curves:
-        colour = next(colours)
-        for mode, style in (("unconditional", ":"), ("training", "-")):
-            points = [(row["tokens"] / 1e6, row[mode]) for row in rows if row[mode] is not None]
-            if points:
-                axes.plot(
-                    *zip(*points, strict=True), style, color=colour, marker="o", markersize=3, label=f"{name}, {mode}"
-                )
-    return finish_curves(figure, axes, "million tokens read", "advantage over the causal twin, %")
+    axes.axhline(0, color="0.3", linewidth=0.8)
+    axes.set_xlabel("r_max")
+    axes.set_ylabel("TD advantage over the causal baseline, %")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", fontsize=8, frameon=False)
+    return figure
 
 
 def methods(panels: Sequence[Panel], colours: Mapping[str, str]) -> Figure:
@@ -244,14 +230,4 @@ def ranges(sizes: Sequence[tuple[str, Sequence[Curve]]], colours: Mapping[str, s
         handles.values(), handles.keys(), loc="outside lower center", ncols=legend_columns(handles), fontsize=8,
         frameon=False
     )  # fmt: skip
-    return figure
-
-
-def finish_curves(figure: Figure, axes: Axes, x_label: str, y_label: str) -> Figure:
-    """Add what all figures of curves share: zero line, labels, grid and legend."""
-    axes.axhline(0, color="0.3", linewidth=0.8)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", fontsize=8, frameon=False)
     return figure

@@ -3,7 +3,6 @@
     RUN/results.json     the run, and the evaluation at its end
     RUN/*.json           further evaluations, as `acgpt evaluate … -o RUN/test.json` writes them
     RUN/*.per-text.json  the sums per document of each evaluation (evaluation/per_text.py)
-    RUN/log.csv          perplexities during training
 
 Nothing is computed here, and no model is read.
 """
@@ -31,8 +30,7 @@ from acgpt.methods import method_of
 from acgpt.query.conditioning import Conditioning, Empty
 from acgpt.query.modes import MODES, WITHOUT_FUTURE, distributions
 from acgpt.report.tables import grouped
-from acgpt.training.log import Row, read_log
-from acgpt.training.run_folder import CONFIG, LOG, RESULTS
+from acgpt.training.run_folder import CONFIG, RESULTS
 
 DEFAULT_BASE = "SmolLM2-135M-Instruct"  # the model behind the base "default"
 SETS = "Evaluation datasets"
@@ -204,16 +202,6 @@ class Run:
         empty = sum(weight for part, weight in weights if isinstance(part, Empty))
         return round(empty / sum(self.conditioning.weights), 12)
 
-    @property
-    def logged_set_hash(self) -> str | None:
-        """Hash of the evaluation dataset behind the perplexities in the log."""
-        during = (self.results.get("evaluation_sets") or {}).get("during") or {}
-        return during.get("hash")
-
-    def log(self) -> list[Row]:
-        """Return the rows of the log."""
-        return read_log(self.folder / LOG)
-
     def evaluation_on(self, set_hash: str) -> RunEvaluation | None:
         """Return the evaluation on a dataset with the method's default options, if there is one."""
         return next(
@@ -316,7 +304,6 @@ def read_run(folder: Path, name: str) -> Run:
             run.mix,
             run.corpus,
             run.adapter,
-            run.logged_set_hash,
             run.size,
             run.seed,
             results["corpus_hash"],

@@ -65,9 +65,7 @@ class Report:
         They have the contents of the CSV files. `source` is "run", or "paper" for the paper's rows. A mean over seeds
         is followed by its deviation and whether it is a bound (`training`, `training_std`, `training_bound`).
         """
-        tables = {f"{part.name}/{stem}": table for part in self.parts for stem, table in part.tables.items()}
-        tables |= {f"{part.name}/{stem}": table for part in self.parts for stem, table in part.data.items()}
-        return {path: table.frame for path, table in tables.items()}
+        return {f"{part.name}/{stem}": table.frame for part in self.parts for stem, table in part.tables.items()}
 
     @cached_property
     def measurements(self) -> pd.DataFrame:
@@ -173,7 +171,6 @@ def table_files(part: Part) -> dict[str, bytes]:
     for stem, table in part.tables.items():
         path, label = f"{part.name}/{stem}", f"tab:{part.name}-{stem.replace('/', '-')}"
         files |= {f"{path}.md": table.markdown(), f"{path}.csv": table.as_csv(), f"{path}.tex": table.latex(label)}
-    files |= {f"{part.name}/{stem}.csv": table.as_csv() for stem, table in part.data.items()}
     return {path: text.encode() for path, text in files.items()}
 
 
