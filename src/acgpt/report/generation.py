@@ -18,8 +18,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from acgpt.errors import InputError
 from acgpt.evaluation.generations import Generations, record_of
 from acgpt.query.modes import MODES
@@ -29,7 +27,7 @@ from acgpt.report.left_out import join_names
 from acgpt.report.part import Part
 from acgpt.report.runs import Run, read_json
 from acgpt.report.samples_page import SampleColumn, samples_page
-from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name
+from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, grouped
 
 PAPER = Path(__file__).parent / "paper" / "mauve.json"
 PAGE = "samples.html"
@@ -120,6 +118,16 @@ class Scored:
     def size(self) -> str:
         """Size of the model, which decides the table."""
         return UNKNOWN_RUNS if self.run is None else self.run.size or Path(self.run.base).name
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return str(self.record["method"])
+
+    @property
+    def mode(self) -> str:
+        """Mode of the generation."""
+        return str(self.record["mode"])
 
     @property
     def r_max(self) -> float:
@@ -314,29 +322,7 @@ def column_of(generated: Generations, run: Run | None, paper: Mapping[str, Any])
     )
 
 
-def frame_of(scored: Sequence[Scored]) -> pd.DataFrame:
-    """Return results as a tidy table, one row each: the grouping keys, and all measures of the generation."""
-    frame = pd.DataFrame(
-        {
-            "scored": pd.Series(scored, dtype=object),
-            "group": pd.Series([result.group for result in scored], dtype=object),
-            "identity": pd.Series([result.identity for result in scored], dtype=object),
-            "seed": pd.Series([result.seed for result in scored], dtype=object),
-            "generation": pd.Series([result.generation_key for result in scored], dtype=object),
-            "method": [str(result.record["method"]) for result in scored],
-            "mode": [str(result.record["mode"]) for result in scored],
-            "r_max": [result.r_max for result in scored],
-            "asked": [result.sampling_key for result in scored],
-            "texts": [result.texts for result in scored],
-            "mauve": [
-                None if result.content["mauve"] is None else result.content["mauve"]["mean"] for result in scored
-            ],
-        }
-    )
-    return frame.join(pd.DataFrame([measures_of(result, "generated") for result in scored])).astype({"mauve": float})
-
-
-def measures_of(scored: Scored, side: str) -> dict[str, float]:
+def measures_of(scored: Scored, side: str = "generated") -> dict[str, float | None]:
     """Return the other measures of one side, "generated" or "original": shares in percent, and perplexities."""
     shares, judge = scored.content["companions"][side], scored.content["judge"] or {}
     if side == "original":
@@ -344,7 +330,7 @@ def measures_of(scored: Scored, side: str) -> dict[str, float]:
     measures = {key: None if shares[key] is None else 100 * shares[key] for key in SHARES}
     measures["own"] = scored.content["perplexity"] if side == "generated" else None
     measures["judged"] = judge.get("perplexity")
-    return {key: math.nan if value is None else float(value) for key, value in measures.items()}
+    return measures
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,58 +338,52 @@ class Entry:
     """Results of one row of a table: one model in several modes, by training seed and by draw.
 
     Args:
-        draws: Rows of `frame_of`, each file of generations once, ordered by mode and seed.
-        mauve: The score in each mode.
+        draws: Results of each file of generations once, ordered by mode and seed.
     """
 
-    draws: pd.DataFrame
-    mauve: Mapping[str, Mean | None]
+    draws: tuple[Scored, ...]
 
     @property
     def first(self) -> Scored:
         """One of the results, for properties that all of them share."""
-        first: Scored = self.draws["scored"].iloc[0]
-        return first
-
-    @property
-    def seeds(self) -> int:
-        """Number of training seeds."""
-        return int(self.draws["seed"].nunique(dropna=False))
+        return self.draws[0]
 
     @cached_property
-    def modes(self) -> dict[str, pd.DataFrame]:
+    def modes(self) -> dict[str, list[Scored]]:
         """Results by mode."""
-        return dict(iter(self.draws.groupby("mode", sort=False)))
+        return {draws[0].mode: draws for draws in grouped(self.draws, lambda result: result.mode)}
 
 
 def entries_of(scored: Sequence[Scored]) -> list[Entry]:
     """Group results into rows."""
-    unique = frame_of(scored).drop_duplicates(["group", "identity", "generation"])
-    unique = unique.assign(row=unique.groupby(["group", "identity"], sort=False).ngroup())
-    means = over_seeds(unique, ["row", "mode"], ["mauve"])
     entries = []
-    for row, members in unique.groupby("row"):
-        order = members[["mode", "seed"]].apply(lambda column: column.factorize(use_na_sentinel=False)[0])
-        draws = members.loc[order.sort_values(["mode", "seed"], kind="stable").index]
-        entries.append(Entry(draws, {mode: means[row, mode]["mauve"] for mode in draws["mode"].unique()}))
+    for same in grouped(scored, lambda result: (result.group, result.identity)):
+        draws = [draw for draw, *_ in grouped(same, lambda result: result.generation_key)]
+        modes, seeds = list(dict.fromkeys(d.mode for d in draws)), list(dict.fromkeys(d.seed for d in draws))
+        draws.sort(key=lambda draw: (modes.index(draw.mode), seeds.index(draw.seed)))
+        entries.append(Entry(tuple(draws)))
     return entries
 
 
-def over_seeds(draws: pd.DataFrame, by: list[str], columns: list[str]) -> dict[Hashable, dict[str, Mean | None]]:
-    """Return by group the means over training seeds, each of which is the mean of its draws.
-
-    There is no mean if a draw has no value.
-    """
-    means = draws.groupby([*by, "seed"], sort=False, dropna=False)[columns].agg(lambda x: math.fsum(x) / len(x))
-    return {
-        group: {key: None if by_seed[key].isna().any() else Mean.of(by_seed[key]) for key in columns}
-        for group, by_seed in means.groupby(level=by, sort=False)
-    }
+def seeds_of(draws: Sequence[Scored]) -> int:
+    """Return the number of training seeds."""
+    return len({draw.seed for draw in draws})
 
 
-def draws_note(draws: pd.DataFrame) -> list[str]:
+def over_seeds(draws: Sequence[Scored], values: Sequence[float | None]) -> Mean | None:
+    """Return the mean over training seeds, each of which is the mean of its draws; `None` if a draw has no value."""
+    means = []
+    for same in grouped(zip(draws, values, strict=True), lambda pair: pair[0].seed):
+        numbers = [value for _, value in same if value is not None]
+        if len(numbers) < len(same):
+            return None
+        means.append(math.fsum(numbers) / len(numbers))
+    return Mean.of(means)
+
+
+def draws_note(draws: Sequence[Scored]) -> list[str]:
     """Return a note if a training seed has several draws."""
-    most = draws.groupby("seed", dropna=False).size().max()
+    most = max(map(len, grouped(draws, lambda draw: draw.seed)))
     return [f"Mean of up to {most} generations per model."] if most > 1 else []
 
 
@@ -411,7 +391,7 @@ def names_of(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry,
     """Return row names: the method, its options, and the model if two rows of a group had the same name."""
 
     def name(entry: Entry) -> str:
-        method = str(entry.first.record["method"])
+        method = entry.first.method
         return ", ".join([titles.get(method, method), *([entry.first.options] if entry.first.options else [])])
 
     keys = [(entry.first.group, name(entry)) for entry in entries]
@@ -429,24 +409,24 @@ def mauve_table(title: str, size: str, scored: Sequence[Scored], paper: Mapping[
     for entry in entries:
         first, notes = entry.first, notes_of(entry)
         cells: dict[str, Cell] = {"from": "here", "r_max": first.r_max, "asked": first.texts, "method": names[entry]}
-        cells |= entry.mauve
+        seeds = seeds_of(entry.draws)
         for mode, draws in entry.modes.items():
-            seeds = draws["seed"].nunique(dropna=False)
-            notes += [f"{mode}: {seeds} of {entry.seeds} seeds."] if seeds < entry.seeds else []
-        deviations = [result.content["mauve"]["std"] for result in entry.draws["scored"]]
+            cells[mode] = over_seeds(draws, [draw.content["mauve"]["mean"] for draw in draws])
+            notes += [f"{mode}: {seeds_of(draws)} of {seeds} seeds."] if seeds_of(draws) < seeds else []
+        deviations = [result.content["mauve"]["std"] for result in entry.draws]
         noise = max((deviation for deviation in deviations if deviation is not None), default=None)
         cells |= {
             "scored": first.content["scored"],
             "features": features_of(first),
             "noise": noise,
-            "seeds": entry.seeds,
+            "seeds": seeds,
         }
         cells |= {"corpus": first.run.corpus if first.run else None, "set": first.record["set"]["hash"][:8]}
-        details = tuple(dict.fromkeys(describe_comparison(result) for result in entry.draws["scored"]))
+        details = tuple(dict.fromkeys(describe_comparison(result) for result in entry.draws))
         rows.append(Row(cells, first.group, " ".join(notes) or None, details=details))
     firsts = [entry.first for entry in entries]
     order = {first.group: (-first.texts, groups.index(first.group)) for first in firsts}
-    method_positions = {names[entry]: method_order(str(entry.first.record["method"]), paper) for entry in entries}
+    method_positions = {names[entry]: method_order(entry.first.method, paper) for entry in entries}
     for group in groups:  # in a group of its own: it is a reference, not a method
         if (original := original_row([entry for entry in entries if entry.first.group == group])) is not None:
             order[original.group] = order[group]
@@ -468,8 +448,10 @@ def mauve_table(title: str, size: str, scored: Sequence[Scored], paper: Mapping[
 
 def notes_of(entry: Entry) -> list[str]:
     """Return the notes of `acgpt mauve` on a row's results, with the modes if a note does not hold for all."""
-    noted = entry.draws.assign(note=entry.draws["scored"].map(lambda result: list(result.content.get("notes") or ())))
-    modes = noted.explode("note").dropna(subset="note").groupby("note", sort=False)["mode"].unique()
+    modes: dict[str, list[str]] = {}
+    for mode, draws in entry.modes.items():
+        for note in dict.fromkeys(note for draw in draws for note in draw.content.get("notes") or ()):
+            modes.setdefault(note, []).append(mode)
     notes = [
         note if len(present) == len(entry.modes) else f"{', '.join(present)}: {note}" for note, present in modes.items()
     ]
@@ -479,9 +461,9 @@ def notes_of(entry: Entry) -> list[str]:
 def original_row(entries: Sequence[Entry]) -> Row | None:
     """Return the row with the scores of the original texts against the same reference, where known."""
     scores = {
-        str(result.record["mode"]): result.content["original"]
+        result.mode: result.content["original"]
         for entry in entries
-        for result in entry.draws["scored"]
+        for result in entry.draws
         if result.content.get("original") is not None
     }
     if not scores:
@@ -537,36 +519,42 @@ def companions_table(heading: str, scored: Sequence[Scored], paper: Mapping[str,
     votes = Counter(result.judge for result in scored if result.judge is not None)
     judges = sorted(votes, key=lambda judge: (-votes[judge], judge))
     order = [*judges, None]  # if a file has several results, prefer the most common judge
-    modes = [*MODES, *sorted({str(result.record["mode"]) for result in scored} - set(MODES))]
-    frame = frame_of(scored)
-    frame["judge"] = [order.index(result.judge) for result in scored]
-    frame["method_order"] = [method_order(method, paper) for method in frame["method"]]
-    frame["mode_order"] = frame["mode"].map(modes.index)
-    frame["minus_texts"] = -frame["texts"]  # largest dataset first
+    modes = [*MODES, *sorted({result.mode for result in scored} - set(MODES))]
+    by_judge = sorted(scored, key=lambda result: order.index(result.judge))
     # Without given tokens, different datasets may have the same texts.
-    chosen = frame.sort_values("judge", kind="stable").drop_duplicates(["generation", "r_max", "asked"])
-    chosen = chosen.sort_values(["r_max", "minus_texts", "asked", "mode_order", "method_order"], kind="stable")
-    chosen["row"] = chosen.groupby(["r_max", "asked", "mode", "identity"], sort=False).ngroup()
-    means = over_seeds(chosen, ["row"], list(MEASURES))
+    same_texts = grouped(by_judge, lambda result: (result.generation_key, result.r_max, result.sampling_key))
+    chosen = sorted(
+        (first for first, *_ in same_texts),
+        key=lambda result: (
+            result.r_max,
+            -result.texts,  # largest dataset first
+            result.sampling_key,
+            modes.index(result.mode),
+            method_order(result.method, paper),
+        ),
+    )
     rows = []
-    for group, peers in chosen.groupby(["r_max", "asked", "mode"], sort=False):
-        models = [draws for _, draws in peers.groupby("row", sort=False)]
-        firsts = [draws["scored"].iloc[0] for draws in models]
-        labels = [", ".join(filter(None, [method_title(first, paper), first.options])) for first in firsts]
-        for label, first, draws in zip(labels, firsts, models, strict=True):
-            named = f"{label}, {first.record['model']}" if labels.count(label) > 1 else label
-            cells = {**row_description(draws), **means[(draws["row"].iloc[0],)]}
-            cells["judged"] = mark_bound(cells["judged"], [result.content["judge"] for result in draws["scored"]])
+    for peers in grouped(chosen, lambda result: (result.r_max, result.sampling_key, result.mode)):
+        models = grouped(peers, lambda result: result.identity)
+        group = peers[0].r_max, peers[0].sampling_key, peers[0].mode
+        labels = [
+            ", ".join(filter(None, [paper["methods"].get(first.method, first.method), first.options]))
+            for first, *_ in models
+        ]
+        for label, draws in zip(labels, models, strict=True):
+            named = f"{label}, {draws[0].record['model']}" if labels.count(label) > 1 else label
+            cells = row_description(draws)
+            cells |= {key: over_seeds(draws, [measures_of(draw)[key] for draw in draws]) for key in MEASURES}
+            cells["judged"] = mark_bound(cells["judged"], [draw.content["judge"] for draw in draws])
             note = " ".join([*(judge_note(draws) if cells["judged"] else []), *draws_note(draws)]) or None
             rows.append(Row({"method": named, **cells}, group, note))
-        originals = peers[peers["scored"].map(lambda result: bool(result.content["companions"]["original"]))]
-        if len(originals):
-            original = originals.sort_values("judge", kind="stable").head(1)  # they differ only in their judge
-            first = original["scored"].iloc[0]
-            cells = {**row_description(original), "seeds": None}
+        originals = [result for result in peers if result.content["companions"]["original"]]
+        if originals:
+            first = min(originals, key=lambda result: order.index(result.judge))  # they differ only in their judge
+            cells = {**row_description([first]), "seeds": None}
             cells |= {key: Mean.of([value]) for key, value in measures_of(first, "original").items()}
             cells["judged"] = mark_bound(cells["judged"], [(first.content["judge"] or {}).get("original")])
-            rows.append(Row({"method": "original", **cells}, group, " ".join(judge_note(original)) or None))
+            rows.append(Row({"method": "original", **cells}, group, " ".join(judge_note([first])) or None))
     columns = tuple(
         column for column in COMPANIONS if column.key != "judged" or any(row.cells["judged"] for row in rows)
     )
@@ -574,17 +562,11 @@ def companions_table(heading: str, scored: Sequence[Scored], paper: Mapping[str,
     return Table(heading, MEASURED + several, columns, tuple(rows), "method")
 
 
-def method_title(scored: Scored, paper: Mapping[str, Any]) -> str:
-    """Return the paper's name of the method."""
-    method = str(scored.record["method"])
-    return str(paper["methods"].get(method, method))
-
-
-def row_description(draws: pd.DataFrame) -> dict[str, Cell]:
+def row_description(draws: Sequence[Scored]) -> dict[str, Cell]:
     """Return the cells that describe a row."""
-    first: Scored = draws["scored"].iloc[0]
-    cells: dict[str, Cell] = {"r_max": first.r_max, "mode": str(first.record["mode"]), "asked": first.texts}
-    return cells | {"set": first.record["set"]["hash"][:8], "seeds": int(draws["seed"].nunique(dropna=False))}
+    first = draws[0]
+    cells: dict[str, Cell] = {"r_max": first.r_max, "mode": first.mode, "asked": first.texts}
+    return cells | {"set": first.record["set"]["hash"][:8], "seeds": seeds_of(draws)}
 
 
 def mark_bound(cell: Cell, judges: Sequence[Mapping[str, Any] | None]) -> Cell:
@@ -593,9 +575,9 @@ def mark_bound(cell: Cell, judges: Sequence[Mapping[str, Any] | None]) -> Cell:
     return replace(cell, bound=bound) if isinstance(cell, Mean) else cell
 
 
-def judge_note(draws: pd.DataFrame) -> list[str]:
+def judge_note(draws: Sequence[Scored]) -> list[str]:
     """Note who judged, and what; empty if nobody did."""
-    judges = [result.content["judge"] for result in draws["scored"]]
+    judges = [draw.content["judge"] for draw in draws]
     if judges[0] is None:
         return []
     cut = ", except for tokens beyond its last position" if any((judge or {}).get("cut") for judge in judges) else ""
