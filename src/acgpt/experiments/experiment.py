@@ -39,12 +39,11 @@ from acgpt.errors import InputError
 from acgpt.evaluation.generator import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
 from acgpt.evaluation.mauve import MIN_TEXTS
 from acgpt.evaluation.options import EvaluationOptions, GenerationOptions, ScoringOptions
-from acgpt.evaluation.reference import RULES
 from acgpt.experiments.options import ExperimentOptions
 from acgpt.methods import method_of, split_option
 from acgpt.query.conditioning import Conditioning, check_keys
 from acgpt.query.modes import MODES, modes_named
-from acgpt.training.recipe import Loader, Recipe, checked, key_types, load_recipe, read_change, read_yaml
+from acgpt.training.recipe import Loader, Recipe, check_range, checked, key_types, load_recipe, read_change, read_yaml
 
 BUILT_IN = Path(__file__).parent / "builtin"
 LOGS, LOCKS = "logs", "locks"
@@ -60,10 +59,12 @@ class EvaluateSection:
     share it.
     """
 
-    splits: Sequence[str] = option("List of splits of the corpus.", ("test",))
-    r_max: Sequence[float] | None = option(
+    splits: tuple[str, ...] = option("List of splits of the corpus.", ("test",))
+    r_max: tuple[float, ...] | None = option(
         "List of maximum shares of a text that are given. Default: the cell's r_max; for a method that reads no "
-        "future, which has no r_max, those of all other cells."
+        "future, which has no r_max, those of all other cells.",
+        minimum=0,
+        maximum=1,
     )
     limit: int | None = declared(EvaluationOptions, "limit")
     seed: int = declared(EvaluationOptions, "seed", default=0)
@@ -91,7 +92,11 @@ class EvaluateSection:
                     method_of(name).configured(dict(split_option(pair) for pair in options.split(",")))
             except InputError as error:
                 raise InputError(f"evaluate.method_options, {name}: {error}") from error
-        check_sets(self, "evaluate")
+        check_values(self, "evaluate")
+        if not self.distributions:
+            raise InputError("evaluate.conditioning must be a distribution or a list of them, not [].")
+        for conditioning in filter(None, self.distributions):
+            Conditioning.from_dict(conditioning)
 
     @property
     def distributions(self) -> Sequence[Mapping[str, Any] | None]:
@@ -117,9 +122,11 @@ class EvaluateSection:
 class GenerateSection:
     """The section `generate` of an experiment: `acgpt generate` runs once for each split and r_max."""
 
-    splits: Sequence[str] = declared(EvaluateSection, "splits")
-    modes: Sequence[str] | None = option("List of modes. Default: all five, without those that a method cannot answer.")
-    r_max: Sequence[float] | None = declared(EvaluateSection, "r_max", help="As in `evaluate`.")
+    splits: tuple[str, ...] = declared(EvaluateSection, "splits")
+    modes: tuple[str, ...] | None = option(
+        "List of modes. Default: all five, without those that a method cannot answer."
+    )
+    r_max: tuple[float, ...] | None = declared(EvaluateSection, "r_max", help="As in `evaluate`.")
     limit: int | None = declared(GenerationOptions, "limit")
     samples: int = declared(GenerationOptions, "samples")
     prompt: int = declared(GenerationOptions, "prompt", default=PROMPT)
@@ -137,14 +144,11 @@ class GenerateSection:
     compile: bool = declared(GenerationOptions, "compiled")
 
     def __post_init__(self) -> None:
-        check_sets(self, "generate")
-        if self.modes is not None and (not isinstance(self.modes, list | tuple) or not self.modes):
-            raise InputError("generate.modes must be a list, such as [infilling].")
+        check_values(self, "generate")
+        Conditioning.from_dict(self.conditioning or {})
         try:
             names = tuple(mode.name for mode in modes_named(self.modes or ()))
             object.__setattr__(self, "modes", None if len(names) == len(MODES) else names)
-            for name in ("top_p", "temperature"):
-                object.__setattr__(self, name, checked(f"generate.{name}", getattr(self, name), float))
             Sampling(temperature=self.temperature, top_p=self.top_p)
         except InputError as error:
             raise InputError(f"generate: {error}") from error
@@ -165,7 +169,7 @@ class MauveSection:
     """The section `mauve` of an experiment: `acgpt mauve` runs once for each folder of generations."""
 
     split: str | None = declared(ScoringOptions, "split")
-    rule: str | None = declared(ScoringOptions, "rule")
+    rule: Literal["documents", "windows"] | None = declared(ScoringOptions, "rule")
     length: int | None = declared(ScoringOptions, "length")
     skip: int | None = declared(ScoringOptions, "skip")
     count: int | None = declared(ScoringOptions, "count")
@@ -184,16 +188,12 @@ class MauveSection:
     no_mauve: bool = declared(ScoringOptions, "no_mauve")
 
     def __post_init__(self) -> None:
-        for name in ("split", "rule", "features", "judge"):
-            if checked(f"mauve.{name}", getattr(self, name), str | None) == "":
+        check_values(self, "mauve")
+        for name in ("split", "features", "judge"):
+            if getattr(self, name) == "":
                 raise InputError(f"mauve.{name} is empty: set it, or leave it out.")
-        for name in ("asked_only", "no_mauve"):
-            checked(f"mauve.{name}", getattr(self, name), bool)
-        check_numbers(self, "mauve")
         if self.count is not None and not self.no_mauve and self.count < MIN_TEXTS:
             raise InputError(f"mauve.count must be at least {MIN_TEXTS}, not {self.count}.")
-        if self.rule not in (None, *RULES):
-            raise InputError(f"mauve.rule must be one of {', '.join(RULES)}, not {self.rule!r}.")
         unused = [name for name in ("features", "seeds", "asked_only") if self.no_mauve and getattr(self, name)]
         if unused:
             raise InputError(f"mauve.{unused[0]} has no effect with mauve.no_mauve: leave one of them out.")
@@ -485,36 +485,14 @@ def short(value: str | int) -> str:
     return plain if plain == str(value) else f"{plain}-{hashlib.sha256(str(value).encode()).hexdigest()[:8]}"
 
 
-def check_sets(section: EvaluateSection | GenerateSection, key: str) -> None:
-    """Check the keys that `evaluate` and `generate` have in common, and turn their lists into tuples."""
-    for name, kind in (("splits", str), ("r_max", float)):
-        values = getattr(section, name)
-        if values is None and name == "r_max":
-            continue
-        if not isinstance(values, list | tuple) or not values:
-            raise InputError(f"{key}.{name} must be a list, such as [{'test' if kind is str else 0.6}].")
-        object.__setattr__(section, name, tuple(checked(f"{key}.{name}", value, kind) for value in values))
-    if any(not 0 <= r_max <= 1 for r_max in section.r_max or ()):
-        raise InputError(f"{key}.r_max must be shares from 0 to 1, not {list(section.r_max or ())}.")
-    check_numbers(section, key)
-    checked(f"{key}.dtype", section.dtype, Dtype)
-    checked(f"{key}.compile", section.compile, bool)
-    given = section.distributions if isinstance(section, EvaluateSection) else (section.conditioning,)
-    if not given:
-        raise InputError(f"{key}.conditioning must be a distribution or a list of them, such as [null, {{b_max: 4}}].")
-    for conditioning in given:
-        if conditioning is not None:
-            Conditioning.from_dict(conditioning)
-
-
-def check_numbers(section: EvaluateSection | GenerateSection | MauveSection, key: str) -> None:
-    """Check that the values of whole-number keys are whole numbers in the declared ranges."""
-    for name, kind in get_type_hints(type(section)).items():
-        if kind in (int, int | None):
-            (allowed,) = (field.metadata["range"] for field in fields(section) if field.name == name)
-            value = checked(f"{key}.{name}", getattr(section, name), kind)
-            if value is not None and value not in allowed:
-                raise InputError(f"{key}.{name} must be {allowed}, not {value}.")
+def check_values(section: EvaluateSection | GenerateSection | MauveSection, key: str) -> None:
+    """Check the types and ranges of the values of a section, and turn lists into tuples."""
+    hints = get_type_hints(type(section))
+    for item in fields(section):
+        name = f"{key}.{item.name}"
+        value = checked(name, getattr(section, item.name), hints[item.name])
+        check_range(name, value, item.metadata["range"])
+        object.__setattr__(section, item.name, value)
 
 
 # ---- keys and values ------------------------------------------------------------------------------------------------

@@ -55,7 +55,6 @@ STOPPED = 3  # exit code of a training run that was stopped on request
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # each stops the runner so that it can be resumed
 # State of a cell while a command runs, by the name of the command.
 WORK = {"train": "training", "evaluate": "evaluating", "generate": "generating", "mauve": "scoring"}
-ALL = ("waiting", *WORK.values(), "done", "failed", "stopped", "elsewhere")
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class State:
     """The progress of a cell.
 
     Args:
-        state: One of `ALL`.
+        state: "waiting", one of `WORK`, "done", "failed", "stopped" or "elsewhere".
         step: Last step in the log.
         steps: Number of steps of the run; `None` if it has not started.
         loss: Last loss in the log.
@@ -267,10 +266,6 @@ class Runner:
         minutes: float | None = None,
         show: Show = lambda cell, state: None,
     ) -> None:
-        if minutes is not None and not minutes > 0:
-            raise InputError(f"minutes must be above 0, not {minutes}.")
-        if processes < 1:
-            raise InputError(f"processes must be at least 1, not {processes}.")
         self.cells, self.processes, self.show = cells, processes, show
         self.end = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self.stop_requests = 0  # number of signals so far

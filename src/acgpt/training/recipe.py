@@ -237,9 +237,7 @@ class Recipe:
                     f"({name}=null)."
                 )
         for name, allowed in RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not all(x in allowed for x in (value if isinstance(value, tuple) else (value,))):
-                raise InputError(f"{name} must be {allowed}, not {list(value) if isinstance(value, tuple) else value}.")
+            check_range(name, getattr(self, name), allowed)
         if self.parallel == "fsdp" and self.optimizer == "muon":
             raise InputError(MUON_AND_FSDP)
         if self.parallel == "fsdp" and self.compile is True:
@@ -371,8 +369,9 @@ def checked(name: str, value: Any, annotation: Any) -> Any:
         if value in args and isinstance(value, type(args[0])):
             return value
     elif origin is tuple:
-        if isinstance(value, list | tuple) and len(value) == len(args):
-            return tuple(checked(name, item, item_type) for item, item_type in zip(value, args, strict=True))
+        kinds = args[:1] * len(value) if isinstance(value, list | tuple) and args[1:] == (...,) else args
+        if isinstance(value, list | tuple) and value and len(value) == len(kinds):
+            return tuple(checked(name, item, kind) for item, kind in zip(value, kinds, strict=True))
     elif annotation is NoneType:
         if value is None:
             return None
@@ -385,6 +384,13 @@ def checked(name: str, value: Any, annotation: Any) -> Any:
     similar = get_close_matches(value, literals(annotation), n=1) if isinstance(value, str) else []
     hint = f" Did you mean {similar[0]}?" if similar else ""
     raise InputError(f"{name} must be {type_name(annotation)}, not {value!r}.{hint}")
+
+
+def check_range(name: str, value: Any, allowed: Range) -> None:
+    """Raise an error if a number, or one of a tuple, is out of range. `None`, and values without a range, are not."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    if value is not None and allowed != Range() and not all(number in allowed for number in numbers):
+        raise InputError(f"{name} must be {allowed}, not {list(value) if isinstance(value, tuple) else value}.")
 
 
 def literals(annotation: Any) -> list[str]:
@@ -413,7 +419,7 @@ def type_name(annotation: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(map(str, args)) if len(args) > 1 else repr(args[0])
     if origin is tuple:
-        return f"a list of {len(args)} numbers"
+        return "a list" if ... in args else f"a list of {len(args)} numbers"
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
     return names.get(annotation, "a mapping")
 
