@@ -106,8 +106,8 @@ def test_the_r_max_is_printed_beside_the_models_own(command, corpus, models, tmp
 @pytest.mark.parametrize(
     ("model", "words", "message"),
     [
-        ("silent", [], "the model has no acgpt.json: use --r-max"),
-        ("gpt", [], "the model (method gpt) states no conditioning in acgpt.json: use --r-max"),
+        ("silent", [], "the model has no acgpt.json that states what was given in training: use --r-max"),
+        ("gpt", [], "the model has no acgpt.json that states what was given in training: use --r-max"),
         ("tells", ["--r-max", "0.4"], "--conditioning model takes r_max from the model: omit --r-max 0.4."),
     ],
 )
@@ -139,7 +139,7 @@ def test_the_same_from_python(corpus):
 def test_the_first_part_with_a_size_is_asked():
     parts = {"parts": [{"kind": "empty"}, {"kind": "infilling", "r_max": 0.3, "unknown": 0.5}, {"kind": "blocks"}]}
     assert trained_conditioning(Metadata(conditioning=parts)) == Conditioning((Infilling(r_max=0.3),))
-    with pytest.raises(InputError, match="trained with nothing given"):
+    with pytest.raises(InputError, match="states what was given in training"):
         trained_conditioning(Metadata(conditioning={"parts": [{"kind": "empty"}]}))
 
 

@@ -127,14 +127,11 @@ class Corpus:
             raise InputError(f"{folder} is not a prepared corpus (there is no {path}); {remedy}.") from error
         except (OSError, ValueError) as error:
             raise InputError(f"cannot read {path}: {error}. {AGAIN}") from error
-        version = manifest.get("format_version") if isinstance(manifest, dict) else None
-        if not isinstance(version, int):
-            raise InputError(f"{path} is not the manifest of a corpus: it has no format_version. {AGAIN}")
-        if version > FORMAT_VERSION:
-            raise InputError(
-                f"{path} has format version {version}; this acgpt reads up to {FORMAT_VERSION}. Upgrade acgpt."
-            )
         try:
+            if (version := manifest["format_version"]) > FORMAT_VERSION:
+                raise InputError(
+                    f"{path} has format version {version}; this acgpt reads up to {FORMAT_VERSION}. Upgrade acgpt."
+                )
             return cls(Path(folder), manifest)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is damaged ({type(error).__name__}: {error}). {AGAIN}") from error

@@ -128,12 +128,6 @@ class Dense:
         return out.transpose(1, 2).flatten(0, 1)[self.home][None]  # (1, N, H, D)
 
 
-def refuse_dropout(dropout: float) -> None:
-    """Raise an error if there is dropout of attention weights: only `Dense` has it, others would ignore it."""
-    if dropout:
-        raise ModelError("this backend has no dropout of attention weights: use the dense one, or no dropout there.")
-
-
 def as_int64(x: Tensor) -> Tensor:
     """View a tensor as int64 if the memory layout of its rows allows it; otherwise return it unchanged.
 
@@ -227,7 +221,6 @@ class Varlen(Packed):
     """
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
-        refuse_dropout(dropout)
         q, k, v = (x[0].transpose(0, 1).to(v.dtype) for x in (q, k, v))  # (N, heads, D); rotary may return fp32
         copies, copy_starts, text_starts = self.segments.copies, self.segments.copy_starts, self.segments.text_starts
         # With a bound of 1 torch assumes that every query has exactly one slot, even those that have none.
@@ -255,7 +248,6 @@ class Fused(Packed):
     """Triton kernels for this mask (see `kernels`): one pass over copies and text, without moving them."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
-        refuse_dropout(dropout)
         segments = self.segments
         q, k, v = (x[0].transpose(0, 1).to(v.dtype) for x in (q, k, v))  # (N, heads, D); rotary may return fp32
         longest_copies, longest_text, _ = segments.longest
@@ -276,7 +268,6 @@ class Cached:
         self.masks = {1: mask}  # by number of query heads per key head
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
-        refuse_dropout(dropout)
         rows, heads, width, dim = q.shape
         groups = heads // k.shape[1]
         # Query heads that share a key head become more queries of that head, so that the cache is not repeated.
@@ -295,7 +286,6 @@ class Ragged:
         self.slots, self.spare = slots, spare  # (R, W); a query at the spare slot or beyond is padding
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
-        refuse_dropout(dropout)
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return decode_kernel.attention(q.to(v.dtype), k, v, self.slots, self.spare, scale)
 
@@ -378,6 +368,8 @@ def attend(
             f"its attention uses {', '.join(added)}, which acgpt's would leave out. Use a model with plain softmax "
             "attention in every layer."
         )
+    if dropout and not isinstance(backend, Dense):  # others would ignore it
+        raise ModelError("this backend has no dropout of attention weights: use the dense one, or no dropout there.")
     if not torch.compiler.is_compiling():  # a counter would make torch.compile recompile each layer
         backend.calls += 1
     return backend(query, key, value, scaling, dropout), None

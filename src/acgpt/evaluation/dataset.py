@@ -275,14 +275,13 @@ def trained_conditioning(metadata: Metadata | None) -> Conditioning:
     Raises:
         InputError: The model states no conditioning.
     """
-    if metadata is None or not metadata.conditioning:
-        problem = "has no acgpt.json"
-        if metadata is not None:
-            problem = f"(method {metadata.method}) states no conditioning in acgpt.json"
-        raise InputError(f"the model {problem}: use `r_max` or `conditioning`.")
-    sized = [part for part in Conditioning.from_dict(metadata.conditioning).parts if isinstance(part, Sized)]
+    stated = None if metadata is None else metadata.conditioning
+    parts = Conditioning.from_dict(stated).parts if stated else ()
+    sized = [part for part in parts if isinstance(part, Sized)]
     if not sized:
-        raise InputError("by its acgpt.json, the model was trained with nothing given: use `r_max` or `conditioning`.")
+        raise InputError(
+            "the model has no acgpt.json that states what was given in training: use `r_max` or `conditioning`."
+        )
     return Conditioning((replace(sized[0], unknown=0.0),))
 
 

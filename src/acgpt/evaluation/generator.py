@@ -101,11 +101,7 @@ class Generator:
         if compiled:
             lm.compile(self.method)
         self.on_tokens: Callable[[int], object] = ignore
-        self.engine = lm.engine(self.method.mask(lm.mask), budget, notice=self.report_tokens)
-
-    def report_tokens(self, tokens: int) -> None:
-        """Pass the number of newly sampled tokens to the current listener."""
-        self.on_tokens(tokens)
+        self.engine = lm.engine(self.method.mask(lm.mask), budget, notice=lambda tokens: self.on_tokens(tokens))
 
     # ---- queries and config -----------------------------------------------------------------------------------------
 

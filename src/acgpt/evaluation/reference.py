@@ -101,15 +101,10 @@ def reference_from_corpus(
     about: dict[str, Any] = {"corpus": str(corpus.folder), "corpus_hash": corpus.hash, "split": split, "rule": rule}
     about |= {"length": length, "skip": begin, "overlaps_prompts": bool(texts) and begin < prompts}
     if not texts and not allow_none:
-        remedy = "another `split`, a smaller `length`" + (
-            ", or `skip=0`: the reference then contains the texts of the prompts" if begin else ""
+        raise InputError(
+            f"{lack(about)}. Use another `split`, a smaller `length`, or `skip=0`, which may include the texts of the "
+            "prompts; or generate fewer texts (acgpt generate --limit)."
         )
-        fewer = (
-            " Or generate fewer texts (acgpt generate --limit), so that some are left to compare with."
-            if skip is None and begin
-            else ""
-        )
-        raise InputError(f"{lack(about)}. Use {remedy}.{fewer}")
     return Reference(texts, about)
 
 

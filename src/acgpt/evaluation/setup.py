@@ -71,7 +71,7 @@ class Setup:
         requested = {"split": options.split, "r_max": options.r_max, "length": options.length}
         requested |= {"seed": getattr(options, seed)}
         training = training_distribution(options.conditioning, options.r_max)
-        opened = open_corpus(corpus)
+        opened = corpus if corpus is None or isinstance(corpus, Corpus) else Corpus.open(corpus)
         lm, name, adapter = resolve_model(model, options.adapter, options.device, options.dtype)
         sets = None if options.dataset is None else Path(options.dataset)
         evaluation_dataset, path, new = find_dataset(opened, sets, requested, options.limit, training, lm, seed)
@@ -101,11 +101,6 @@ def resolve_model(
     lm = load(model, adapter, device, dtype)
     in_use = str(adapter) if adapter else DEFAULT if is_default(model) else None
     return lm, str(model), in_use if lm.adapters else None
-
-
-def open_corpus(corpus: Corpus | str | Path | None) -> Corpus | None:
-    """Return the corpus, opened if it is a path."""
-    return corpus if corpus is None or isinstance(corpus, Corpus) else Corpus.open(corpus)
 
 
 def training_distribution(distribution: Distribution, r_max: float | None) -> Conditioning | Literal["model"] | None:
@@ -206,14 +201,10 @@ def r_max_mismatch(evaluation_dataset: EvaluationDataset, lm: LanguageModel) -> 
     asked, trained = evaluation_dataset.origin.r_max, trained_r_maxes(lm.metadata)
     if trained is None or asked == next(iter(trained), 0.0):
         return None
-    if len(trained) > 1:
-        return (
-            f"asked at r_max {asked:g}, but the model was trained with a mixture of r_max {min(trained):g} to "
-            f"{max(trained):g}, by its acgpt.json. `conditioning={OWN}` asks it as in the first part of the mixture."
-        )
+    values = ", ".join(f"{r_max:g}" for r_max in trained or [0])
     return (
-        f"asked at r_max {asked:g}, but the model was trained with r_max {max(trained, default=0):g}, by its "
-        f"acgpt.json. `conditioning={OWN}` asks it as it was trained."
+        f"asked at r_max {asked:g}, but the model was trained with r_max {values}, by its acgpt.json. "
+        f"`conditioning={OWN}` asks it as it was trained, of a mixture as in the first part."
     )
 
 

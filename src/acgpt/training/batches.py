@@ -142,7 +142,6 @@ class Batches(Dataset[Batch]):
         method: The method, which lays out a text and its roles. Its random choices continue the generator of the roles,
             so they are a function of (seed, epoch, item) too.
         kinds: (V,) kinds of tokens, see `passages.token_kinds`; needed if `conditioning` has `Gaps`.
-        distance: Width of gaps whose length is asked, see `query.lengths`.
     """
 
     def __init__(
@@ -161,13 +160,12 @@ class Batches(Dataset[Batch]):
         balance: Conditioning | None = None,
         method: Method | None = None,
         kinds: np.ndarray | None = None,
-        distance: int = DISTANCE,
     ) -> None:
         self.method = AcGpt() if method is None else method
         self.balance = conditioning if balance is None else balance
         self.texts, self.count, self.size, self.parts, self.length = texts, count, size, parts, length
         self.conditioning, self.seed, self.bos, self.mask = conditioning, seed, bos, mask
-        self.kinds, self.distance = kinds, distance
+        self.kinds = kinds
         self.cuts = any(isinstance(part, Gaps) for part in conditioning.parts)  # texts into passages
         self.items = texts.chunks(length)
         self.step = size * parts  # texts
@@ -200,7 +198,7 @@ class Batches(Dataset[Batch]):
                 draws,
                 bos=self.bos,
                 mask=self.mask,
-                distance=self.distance,
+                distance=DISTANCE,
                 positions=self.length + 1,
                 lengths=self.conditioning.asks_lengths,
             )

@@ -234,22 +234,18 @@ class Adapted(Tuned):
         try:
             other = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
             network = safetensors.torch.load_file(folder / ADAPTER_WEIGHTS)
-            found = {"rank": other["r"], "alpha": other["lora_alpha"]}
+            rank, alpha = other["r"], other["lora_alpha"]
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise InputError(f"lora.start={folder} cannot be read as a LoRA adapter ({reason(error)}).") from error
-        asked = {"rank": self.config.r, "alpha": self.config.lora_alpha}
-        for key, value in found.items():
-            if value != asked[key]:
-                raise InputError(
-                    f"lora.start={folder} is an adapter with {key} {value}, and this run asks for {asked[key]}: set "
-                    f"lora.{key}={value}."
-                )
         own = {
             peft.file_name(name): (name, weight) for name, weight in self.model.named_parameters() if name in self.kept
         }
         shapes = {name: weight.shape for name, (_, weight) in own.items()}
-        if {name: weight.shape for name, weight in network.items()} != shapes:
-            raise InputError(f"lora.start={folder} is an adapter of another base model, or of other layers of it.")
+        if alpha != self.config.lora_alpha or {name: weight.shape for name, weight in network.items()} != shapes:
+            raise InputError(
+                f"lora.start={folder} has rank {rank} and alpha {alpha}, and this run asks for {self.config.r} and "
+                f"{self.config.lora_alpha}; or it is an adapter of another base model, or of other layers of it."
+            )
         load(self.model, {own[name][0]: weight for name, weight in network.items()})
         metadata = Metadata.read(folder)
         if self.length_head is not None and metadata is not None and metadata.lengths is not None:
