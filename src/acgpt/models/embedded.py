@@ -1,6 +1,6 @@
 """The converted copy of the embedded model, read without the checks that it has passed before.
 
-    ~/.cache/acgpt/SmolLM2-135M-Instruct.Q4_1-0.1.2/
+    ~/.cache/acgpt/SmolLM2-135M-Instruct.Q4_1-0.1.2-98362432/
         config.json, model.safetensors, tokenizer.json, …    converted from the GGUF file on first use
         checked.json                                         the record: which checks passed, with what
 

@@ -151,7 +151,6 @@ def load(
             )
         if checks is not None and not verified:
             checks.write()
-        lm._router.adapter_skipped = model is None and adapter is False
         return lm
 
 
@@ -562,7 +561,7 @@ def embedded_default() -> Path:
         raise ModelError(f"the embedded default model is not installed. Install it with: {DEFAULT_INSTALL}")
     gguf = files[0]
     cache = cache_folder()
-    converted = cache / f"{gguf.stem}-{installed(DEFAULT_PACKAGE)}"
+    converted = cache / f"{gguf.stem}-{installed(DEFAULT_PACKAGE)}-{gguf.stat().st_size}"
     if os.access(converted / "config.json", os.R_OK):
         return converted
     try:
