@@ -40,12 +40,8 @@ class FutureIgnored(UserWarning):
 
 
 FUTURE_UNSUPPORTED = (
-    "this model has no acgpt.json that says it can read the future, so the text after a slot is ignored. "
+    "no acgpt.json says that this model reads the future, or its adapter is left out: text after a slot is ignored. "
     "Load an adapter that can, or set `future=False` to accept this or `future=True` to use the future anyway."
-)
-ADAPTER_DISABLED = (
-    "without its adapter this model reads from left to right, so the text after a slot is ignored. "
-    "Set `future=False` to accept this, or remove `adapter=False`."
 )
 
 
@@ -112,14 +108,11 @@ class Router:
 
     Attributes:
         adapters: The adapters by name.
-        adapter_skipped: Whether the model has an adapter that reads the future, which was not loaded because
-            `adapter=False` was passed. Can be set.
     """
 
     def __init__(self, model: PreTrainedModel, by_name: Mapping[str, Metadata | None], enabled: bool) -> None:
         self.model, self.by_name, self.enabled = model, by_name, enabled
         self.adapters = {name: Adapter.of(name, metadata) for name, metadata in by_name.items() if name != BARE}
-        self.adapter_skipped = False
         self.warned = False  # of an ignored future
 
     def chooses_per_query(self, adapter: Choice) -> bool:
@@ -173,9 +166,7 @@ class Router:
         )
         if ignored and not self.warned:
             self.warned = True
-            disabled = adapter is not None and self.resolve(adapter) is None and self.reads_future(None)
-            message = ADAPTER_DISABLED if disabled or self.adapter_skipped else FUTURE_UNSUPPORTED
-            warnings.warn(message, FutureIgnored, stacklevel=caller_level())
+            warnings.warn(FUTURE_UNSUPPORTED, FutureIgnored, stacklevel=caller_level())
         return routes
 
     def _choose(self, queries: Sequence[Query], future: bool | None, adapter: Choice) -> list[Route]:
