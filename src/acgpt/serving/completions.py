@@ -19,7 +19,7 @@ import codecs
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -42,7 +42,7 @@ from acgpt.query.template import escape, parse
 from acgpt.query.text import encode_text, pieces
 from acgpt.query.vocabulary import ByteVocabulary
 from acgpt.serving.errors import InvalidField, LimitExceeded, UnknownModel
-from acgpt.serving.limits import Budget
+from acgpt.serving.limits import Budget, check_numbers, check_questions
 from acgpt.serving.service import Service
 from acgpt.serving.writer import Writer
 
@@ -153,6 +153,9 @@ class Delta:
 
     index: int
     text: str
+
+
+Parts = AsyncIterator[Delta | Completions]  # of a stream: parts of the texts, and at the end the result
 
 
 class Completer:
@@ -583,13 +586,8 @@ def check_limits(
     Raises:
         InvalidField: It is not.
     """
-    limits = service.limits
-    if len(prompts) > limits.max_questions:
-        error = LimitExceeded(f"prompt has {len(prompts)} entries; at most {limits.max_questions} are allowed.")
-        raise InvalidField("prompt", error)
-    for name, number in (("n", options.n), ("best_of", options.best_of or 0)):
-        if number > limits.max_n:
-            raise InvalidField(name, LimitExceeded(f"{name} is {number}; at most {limits.max_n} is allowed (max_n)."))
+    check_questions(service, "prompt", prompts)
+    check_numbers(service, {"n": options.n, "best_of": options.best_of})
     budget, asked = Budget(service), min(options.max_tokens or 0, service.lm.positions)
     rows = max(options.drawn, CANDIDATES) if options.resampled else options.drawn  # of a gap
     try:

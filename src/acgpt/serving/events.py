@@ -10,7 +10,6 @@ Errors before the first event are replies with a status of their own; later ones
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +20,7 @@ from starlette.responses import StreamingResponse
 
 from acgpt.serving.errors import UNEXPECTED, error_body, kind_of
 from acgpt.serving.log import log_failure
-from acgpt.serving.service import Disconnected, disconnection
+from acgpt.serving.service import Service
 
 Item = TypeVar("Item")
 
@@ -32,38 +31,23 @@ def event(fields: Any, name: str | None = None) -> str:
     return f"event: {name}\ndata: {data}\n\n" if name else f"data: {data}\n\n"
 
 
-async def first_item(items: AsyncIterator[Item], request: Request) -> Item:
-    """Return the first item of a stream, or give it up if the client hangs up before.
-
-    Raises:
-        Disconnected: The client has hung up.
-    """
-    first: asyncio.Task[Item] = asyncio.ensure_future(anext(items))
-    hung_up = asyncio.ensure_future(disconnection(request))
-    try:
-        await asyncio.wait({first, hung_up}, return_when=asyncio.FIRST_COMPLETED)
-        if not first.done():
-            raise Disconnected("the client has hung up.")
-        return first.result()
-    finally:
-        for task in (first, hung_up):
-            task.cancel()
-        with contextlib.suppress(BaseException):  # the end of the search
-            await first
-
-
 async def event_stream(
-    items: AsyncIterator[Item], request: Request, encode: Callable[[Item], Any], last: str = ""
+    service: Service,
+    items: AsyncIterator[Item],
+    request: Request,
+    encode: Callable[[Item], Any] = lambda item: item,
+    last: str = "",
 ) -> StreamingResponse:
     """Return a reply that sends each item as an event. If the client hangs up, the stream of items is closed.
 
     Args:
+        service: Waits for the first item.
         items: The items.
         request: The request.
         encode: Makes an object for JSON from an item.
         last: What is sent at the end, if nothing has failed.
     """
-    first = await first_item(items, request)
+    first = await service.wait(anext(items), request)
 
     async def events() -> AsyncIterator[str]:
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from acgpt.errors import QueryError
 from acgpt.models.fill import MAX_TOKENS
@@ -94,9 +95,18 @@ def check_characters(service: Service, parts: Sequence[Part]) -> None:
     )
 
 
-def too_long_a_list(field: str, entries: int, most: int) -> LimitExceeded:
-    """Return the error for a list with too many questions."""
-    return LimitExceeded(f"{field} has {entries} entries; at most {most} are allowed (max_questions).")
+def check_questions(service: Service, field: str, entries: Sequence[Any]) -> None:
+    """Check that a list does not have too many questions."""
+    if len(entries) > (most := service.limits.max_questions):
+        error = LimitExceeded(f"{field} has {len(entries)} entries; at most {most} are allowed (max_questions).")
+        raise InvalidField(field, error)
+
+
+def check_numbers(service: Service, numbers: Mapping[str, int | None]) -> None:
+    """Check the numbers of samples, fills and candidates of a request, by field."""
+    for name, number in numbers.items():
+        if (number or 0) > (most := service.limits.max_n):
+            raise InvalidField(name, LimitExceeded(f"{name} is {number}; at most {most} is allowed (max_n)."))
 
 
 def too_many(tokens: int, most: int) -> LimitExceeded:

@@ -29,7 +29,6 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from acgpt.engine.decode import Sampling
-from acgpt.models.executor import Search
 from acgpt.models.fill import MAX_TOKENS
 from acgpt.serving.completions import (
     Completer,
@@ -37,6 +36,7 @@ from acgpt.serving.completions import (
     Completions,
     Delta,
     Options,
+    Parts,
     adapter_of,
     check_limits,
     joined,
@@ -177,12 +177,9 @@ def router(service: Service) -> APIRouter:
             return JSONResponse(selected(final(result), body.response_fields))
         await service.prepare(lambda: check_limits(service, completer, [fitted.prefix], options, length="n_predict"))
         if body.stream:
-
-            def make(report: Callable[[Delta | Completions], object]) -> Search[Any]:
-                return completer.stream([fitted.prefix], options, report)
-
-            chunks = chunked(service.stream(make), body.n_indent, final)
-            return await event_stream(chunks, request, lambda chunk: selected(chunk, body.response_fields))
+            items: Parts = service.stream(lambda report: completer.stream([fitted.prefix], options, report))
+            chunks = chunked(items, body.n_indent, final)
+            return await event_stream(service, chunks, request, lambda chunk: selected(chunk, body.response_fields))
         result = joined(await service.ask_all(completer.complete([fitted.prefix], options), request))
         result = replace(result, texts=tuple(indented(text, body.n_indent) for text in result.texts))
         replies = [selected(final(result, index), body.response_fields) for index in range(options.n)]
@@ -320,7 +317,7 @@ def selected(fields: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
 
 
 async def chunked(
-    items: AsyncIterator[Delta | Completions], n_indent: int, final: Callable[[Completions], dict[str, Any]]
+    items: Parts, n_indent: int, final: Callable[[Completions], dict[str, Any]]
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield the events of a stream. A line is held back until it is known to be indented enough."""
     text, sent = "", 0

@@ -89,20 +89,10 @@ def family(
     """
     yield f"# HELP {name} {help}\n# TYPE {name} {kind}\n"
     for suffix, labels, value in samples:
-        inside = ",".join(f'{key}="{escaped(str(text))}"' for key, text in labels.items())
-        yield f"{name}{suffix}{{{inside}}} {number(value)}\n" if inside else f"{name}{suffix} {number(value)}\n"
+        inside = ",".join(f'{key}="{text}"' for key, text in labels.items())
+        yield f"{name}{suffix}{{{inside}}} {value!r}\n" if inside else f"{name}{suffix} {value!r}\n"
 
 
 def plain(name: str, kind: str, help: str, value: float) -> Iterator[str]:
     """Yield the lines of a metric with one value."""
     return family(name, kind, help, [("", {}, value)])
-
-
-def number(value: float) -> str:
-    """Return a number without rounding."""
-    return repr(value)
-
-
-def escaped(text: str) -> str:
-    """Escape the value of a label."""
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -19,12 +19,11 @@ from pydantic import Field
 
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
-from acgpt.models.executor import Search
 from acgpt.serving.completions import (
     Completer,
-    Completions,
     Delta,
     Options,
+    Parts,
     adapter_of,
     check_limits,
     joined,
@@ -89,11 +88,8 @@ def router(service: Service) -> APIRouter:
         await service.prepare(lambda: check_limits(service, completer, [body.prompt], options))
         envelope = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": body.model or service.name}
         if body.stream:
-
-            def make(report: Callable[[Delta | Completions], object]) -> Search[Any]:
-                return completer.stream([body.prompt], options, report)
-
-            return await event_stream(chunked(service.stream(make), envelope), request, lambda chunk: chunk, DONE)
+            items: Parts = service.stream(lambda report: completer.stream([body.prompt], options, report))
+            return await event_stream(service, chunked(items, envelope), request, last=DONE)
         result = joined(await service.ask_all(completer.complete([body.prompt], options), request))
         (text,) = result.texts
         message = {"role": "assistant", "content": text.text, "tool_calls": None, "prefix": False}
@@ -103,7 +99,7 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-async def chunked(items: AsyncIterator[Delta | Completions], envelope: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def chunked(items: Parts, envelope: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """Yield the chunks of a stream: parts of the text, then why it ended and the numbers of tokens."""
     envelope = {**envelope, "object": "chat.completion.chunk"}
     try:

@@ -36,7 +36,7 @@ from acgpt.query.template import Slot, fillings, rendered
 from acgpt.query.text import encode_text
 from acgpt.serving.errors import InvalidField, LimitExceeded
 from acgpt.serving.events import event_stream
-from acgpt.serving.limits import Budget, gaps_of, parsed, too_long_a_list, too_many
+from acgpt.serving.limits import Budget, check_numbers, check_questions, gaps_of, parsed, too_many
 from acgpt.serving.options import LimitOptions
 from acgpt.serving.schemas import (
     ErrorReply,
@@ -93,16 +93,9 @@ def router(service: Service) -> APIRouter:
     ) -> Response:
         """Answer a request: one search for each of its questions."""
         options = chosen_options(service, body, field)
-        questions, single = questions_of(getattr(body, field))
-        budget = Budget(service)
-        if len(questions) > (most := service.limits.max_questions):
-            raise InvalidField(field, too_long_a_list(field, len(questions), most))
-        names = [field if single else f"{field}.{i}" for i in range(len(questions))]
-        makes = [
-            naming(name, partial(make, question, options, budget))
-            for name, question in zip(names, questions, strict=True)
-        ]
-        for name, question in zip(names, questions, strict=True):
+        questions, budget = named_questions(service, field, getattr(body, field)), Budget(service)
+        makes = [naming(name, partial(make, question, options, budget)) for name, question in questions]
+        for name, question in questions:
             if may_have_patterns(question):  # before `makes`, which take turns
                 await service.wait(check_patterns(service, name, question), request)
         try:
@@ -177,7 +170,7 @@ def router(service: Service) -> APIRouter:
         def named(report: Callable[[Piece], object]) -> Search[Any]:
             return naming("template", lambda: make(report))()
 
-        return await event_stream(service.stream(named), request, to_json)
+        return await event_stream(service, service.stream(named), request, to_json)
 
     @routes.post("/v1/rank", responses=replies(RankReply))
     async def rank(body: RankRequest, request: Request) -> Response:
@@ -204,19 +197,13 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/query", responses=replies(QueryReply))
     async def query(body: QueryRequest) -> Response:
         """Return the token ids and roles of each template."""
-        templates, single = questions_of(body.template)
-        if len(templates) > (most := service.limits.max_questions):
-            raise InvalidField("template", too_long_a_list("template", len(templates), most))
 
         def make(template: str) -> Query:
             parsed(service, template)
             return lm.query(template)
 
-        makes = [
-            naming("template" if single else f"template.{i}", partial(make, template))
-            for i, template in enumerate(templates)
-        ]
-        return results([await service.prepare(make) for make in makes])
+        named = named_questions(service, "template", body.template)
+        return results([await service.prepare(naming(name, partial(make, template))) for name, template in named])
 
     @routes.post("/v1/pieces", responses=replies(PiecesReply))
     async def pieces(body: PiecesRequest) -> Response:
@@ -260,9 +247,12 @@ def limits_of(options: LimitOptions) -> dict[str, Any]:
 # ---- requests -------------------------------------------------------------------------------------------------------
 
 
-def questions_of(value: Any) -> tuple[list[Any], bool]:
-    """Return the questions of a request, and whether it has one that is not in a list."""
-    return (value, False) if isinstance(value, list) else ([value], True)
+def named_questions(service: Service, field: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the questions of a request, at most as many as are allowed, each with its path in the request."""
+    if not isinstance(value, list):
+        return [(field, value)]
+    check_questions(service, field, value)
+    return [(f"{field}.{i}", question) for i, question in enumerate(value)]
 
 
 def as_question(question: str | TokenQuery) -> str | Query:
@@ -275,10 +265,7 @@ def as_question(question: str | TokenQuery) -> str | Query:
 def chosen_options(service: Service, body: BaseModel, question: str) -> dict[str, Any]:
     """Return the fields that a request sets, other than its question, after a check of those that have limits."""
     options = {name: getattr(body, name) for name in body.model_fields_set if name not in (question, "stream")}
-    for name in NUMBERS:
-        if (options.get(name) or 0) > (most := service.limits.max_n):
-            error = LimitExceeded(f"{name} is {options[name]}; at most {most} is allowed (max_n).")
-            raise InvalidField(name, error)
+    check_numbers(service, {name: options.get(name) for name in NUMBERS})
     check_adapter(service.lm, options.get("adapter"))
     return options
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -20,13 +20,12 @@ from pydantic import Field
 
 from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
-from acgpt.models.executor import Search
 from acgpt.serving.completions import (
     Completer,
     Completion,
-    Completions,
     Delta,
     Options,
+    Parts,
     adapter_of,
     check_limits,
     joined,
@@ -127,14 +126,11 @@ def router(service: Service) -> APIRouter:
             "model": body.model or service.name,
         }
         if body.stream:
-
-            def make(report: Callable[[Delta | Completions], object]) -> Search[Any]:
-                return completer.stream(prompts, options, report)
-
+            items: Parts = service.stream(lambda report: completer.stream(prompts, options, report))
             usage = body.stream_options is not None and body.stream_options.include_usage
             texts = [completer.text_of(prompt) for prompt in prompts] if options.echo else None
-            chunks = chunked(service.stream(make), envelope, options.n, texts, usage)
-            return await event_stream(chunks, request, lambda chunk: chunk, DONE)
+            chunks = chunked(items, envelope, options.n, texts, usage)
+            return await event_stream(service, chunks, request, last=DONE)
         result = joined(await service.ask_all(completer.complete(prompts, options), request))
         choices = []
         for index, text in enumerate(result.texts):
@@ -173,7 +169,7 @@ def choice(index: int, text: str, completion: Completion | None) -> dict[str, An
 
 
 async def chunked(
-    items: AsyncIterator[Delta | Completions],
+    items: Parts,
     envelope: dict[str, Any],
     n: int,
     prompts: list[str] | None,

@@ -64,7 +64,7 @@ def router(service: Service) -> APIRouter:
             found = searches.router.routes(queries, body.future, body.adapter)
             return surprise_search(ids, queries, found, body.top)
 
-        found = await service.ask(naming("text", make), request)
+        (found,) = await service.ask_all([naming("text", make)], request)
         if usage := USAGE.get():
             usage.tokens = len(found.positions)
         return JSONResponse(finite(await service.prepare(lambda: surprise_json(found, lm.pieces))))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import InvalidStateError, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -147,7 +147,7 @@ class Service:
         """Make a search in a worker thread, and submit it."""
         return self.scheduler.submit(await self.prepare(make))
 
-    async def wait(self, work: Coroutine[Any, Any, Result], request: Request | None = None) -> Result:
+    async def wait(self, work: Awaitable[Result], request: Request) -> Result:
         """Return the result of some work; at the deadline, or if the client hangs up, the work is cancelled.
 
         Args:
@@ -160,9 +160,7 @@ class Service:
         """
         task = asyncio.ensure_future(work)
         task.add_done_callback(seen)
-        waits: list[asyncio.Future[Any]] = [task]
-        if request is not None:
-            waits.append(asyncio.ensure_future(disconnection(request)))
+        waits: list[asyncio.Future[Any]] = [task, asyncio.ensure_future(disconnection(request))]
         try:
             async with asyncio.timeout_at(self.deadline):
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -176,23 +174,18 @@ class Service:
             raise Disconnected("the client has hung up.")
         return task.result()
 
-    async def ask(self, make: Callable[[], Search[Result]], request: Request | None = None) -> Result:
-        """Return the result of one search.
+    async def ask_all(self, makes: list[Callable[[], Search[Result]]], request: Request) -> list[Result]:
+        """Return the results of several searches, in their order; if one fails, the others are cancelled.
 
         Args:
-            make: Makes the search; errors of the input are raised by it.
-            request: The request whose client waits; its disconnection cancels the search.
+            makes: Make the searches; errors of the input are raised by them.
+            request: The request whose client waits; its disconnection cancels the searches.
 
         Raises:
-            Refused: The scheduler does not accept the search.
+            Refused: The scheduler does not accept a search.
             TimeExceeded: The time is over.
             Disconnected: The client has hung up.
         """
-        (result,) = await self.ask_all([make], request)
-        return result
-
-    async def ask_all(self, makes: list[Callable[[], Search[Result]]], request: Request | None = None) -> list[Result]:
-        """Return the results of several searches, in their order; if one fails, the others are cancelled."""
         answers = await self.wait(self._answers(makes), request)
         if usage := USAGE.get():
             usage.add(answers)
