@@ -178,7 +178,9 @@ class Filler(ABC):
         self.gapped, self.route = gapped, route
         self.constraints = [self.constraint(region) for region in self.gapped.regions]
         self.lengths = [self.possible(i) for i in range(len(self.constraints))]
-        self.checked()
+        shortest = len(gapped.tokens) + sum(lengths[0] for lengths in self.lengths)
+        if shortest + 1 > positions:
+            raise too_long(shortest, positions)
         self.deadline = math.inf  # no more lengths are tried after it
 
     # ---- what depends on how lengths are found ----------------------------------------------------------------------
@@ -273,12 +275,6 @@ class Filler(ABC):
         room = self.room - sum(before) - sum(lengths[0] for lengths in self.lengths[index + 1 :])
         lengths = [length for length in self.lengths[index] if length <= room]
         return lengths[-1:] if self.gapped.open_ended and index == len(self.lengths) - 1 else lengths
-
-    def checked(self) -> None:
-        """Check that the template fits into the model's positions, with its gaps as short as possible."""
-        shortest = len(self.gapped.tokens) + sum(lengths[0] for lengths in self.lengths)
-        if shortest + 1 > self.positions:
-            raise too_long(shortest, self.positions)
 
     def ends(self) -> list[int]:
         """Return the tokens that end a text."""
@@ -417,17 +413,13 @@ class Filler(ABC):
             candidate.log_text = math.fsum(scores.get(i, ()))
 
     def is_empty(self, gapped: Gapped, candidate: Candidate) -> bool:
-        """Return whether all gaps of a candidate are empty or white space."""
-        return not any(text.strip() for texts in self.gap_texts(gapped, candidate) for text in texts)
-
-    def gap_texts(self, gapped: Gapped, candidate: Candidate) -> list[list[str]]:
-        """Return the texts of the gaps of each region, cut at stop strings."""
-        tokens, texts, shift = candidate.tokens, [], 0
+        """Return whether all gaps of a candidate are empty or white space, up to stop strings."""
+        tokens, shift, fills = candidate.tokens, 0, []
         for region, length in zip(gapped.regions, candidate.lengths, strict=True):
             ids = [token for token in tokens[region.at + shift : region.at + shift + length] if token is not None]
-            texts.append([self.cut(fill) for fill in region.fills(self.vocabulary.decode(ids))])
+            fills += region.fills(self.vocabulary.decode(ids))
             shift += length
-        return texts
+        return not any(self.cut(fill).strip() for fill in fills)
 
     def cut(self, fill: str) -> str:
         """Return a fill up to the first stop string."""
@@ -445,7 +437,8 @@ class Filler(ABC):
         chosen = self.ranked(candidates)
         drawn = Counter(dict.fromkeys((c.lengths for c in candidates), samples))  # at random, for each lengths
         for _ in range(TRIES):  # more, drawn at random, as long as there are new ones
-            missing, known = self.wanted(candidates) - len(chosen), len(chosen)
+            few = len(candidates) < (options.best_of or 0)
+            missing, known = max(options.n, (options.best_of or 0) * few) - len(chosen), len(chosen)
             if missing <= 0 or time.monotonic() > self.deadline:
                 break
             lengths = chosen[0].lengths
@@ -466,11 +459,6 @@ class Filler(ABC):
         """Start the time that the search may take."""
         if self.options.seconds is not None:
             self.deadline = time.monotonic() + self.options.seconds
-
-    def wanted(self, candidates: Sequence[Candidate]) -> int:
-        """Return how many fills to choose from."""
-        more = 0 if self.options.best_of is None else self.options.best_of - len(candidates)
-        return max(self.options.n, len(candidates) + more) if more > 0 else self.options.n
 
     def ranked(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return candidates, the best first; the first of those with the same fills, if they must be distinct."""
@@ -523,9 +511,9 @@ class Filler(ABC):
             else:
                 continue
             for slot, fill in zip(region.slots, texts, strict=True):
-                cuts = [at for stop in self.options.stop if (at := fill.find(stop)) >= 0]
-                held = 0 if complete or not self.options.stop else max(map(len, self.options.stop)) - 1
-                yield slot, fill[: min(cuts)] if cuts else fill[: max(0, len(fill) - held)]
+                cut = self.cut(fill)
+                held = 0 if complete or cut != fill else max(map(len, self.options.stop), default=1) - 1
+                yield slot, cut[: max(0, len(cut) - held)]
         for slot, part in enumerate(self.slots):
             if part.gap is None and part.unknown is None:
                 first, last = slots[slot]
