@@ -141,7 +141,14 @@ def report_block(words: Sequence[str], check: bool) -> str:
         lookup(
             choice, {**columns, "-caption": None, "-notes": None, "-command": None, "paper": None, **run_names}, name
         )
-    rows = [row for row in table.select(**values).rows if not (row.paper and "paper" in dropped)]
+
+    def fits(row: Any, key: str) -> bool:
+        """Return whether a cell is among the chosen values. A row of the paper may lack the cell."""
+        cell = row.cells.get(key)
+        return (row.paper and cell is None) or columns[f"-{key}"].show(cell) in values[key]
+
+    rows = [row for row in table.rows if all(fits(row, key) for key in values)]
+    rows = [row for row in rows if not (row.paper and "paper" in dropped)]
     if not rows:
         sys.exit(f"{stem} of {name} has no row with {' '.join(choices)}: see benchmarks/results/{name}.")
     if "-notes" in dropped:

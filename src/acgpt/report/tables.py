@@ -208,19 +208,6 @@ class Table:
             filter(None, [self.caption, f"{self.details_title}: {details}." if details else "", paper_note])
         )
 
-    def select(self, **values: Sequence[str]) -> Table:
-        """Return the table with only the rows whose formatted cells are among the values given for their column.
-
-        A row of the paper is dropped if its cell has another value, but not if the cell is empty.
-        """
-        columns = {column.key: column for column in self.columns}
-
-        def fits(row: Row, key: str) -> bool:
-            cell = row.cells.get(key)
-            return (row.paper and cell is None) or columns[key].show(cell) in values[key]
-
-        return replace(self, rows=tuple(row for row in self.rows if all(fits(row, key) for key in values)))
-
     @cached_property
     def notes(self) -> dict[str, int]:
         """Footnotes and their numbers."""
