@@ -128,13 +128,13 @@ class Corpus:
         except (OSError, ValueError) as error:
             raise InputError(f"cannot read {path}: {error}. {AGAIN}") from error
         try:
-            if (version := manifest["format_version"]) > FORMAT_VERSION:
-                raise InputError(
-                    f"{path} has format version {version}; this acgpt reads up to {FORMAT_VERSION}. Upgrade acgpt."
-                )
-            return cls(Path(folder), manifest)
+            if (version := manifest["format_version"]) <= FORMAT_VERSION:
+                return cls(Path(folder), manifest)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is damaged ({type(error).__name__}: {error}). {AGAIN}") from error
+        raise InputError(
+            f"{path} has format version {version}; this acgpt reads up to {FORMAT_VERSION}. Upgrade acgpt."
+        )
 
     @property
     def hash(self) -> str:

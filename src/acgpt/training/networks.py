@@ -243,8 +243,8 @@ class Adapted(Tuned):
         shapes = {name: weight.shape for name, (_, weight) in own.items()}
         if alpha != self.config.lora_alpha or {name: weight.shape for name, weight in network.items()} != shapes:
             raise InputError(
-                f"lora.start={folder} has rank {rank} and alpha {alpha}, and this run asks for {self.config.r} and "
-                f"{self.config.lora_alpha}; or it is an adapter of another base model, or of other layers of it."
+                f"lora.start={folder} has rank {rank} and alpha {alpha}: it must be an adapter of the same layers of "
+                f"this base model, with rank {self.config.r} and alpha {self.config.lora_alpha:g}."
             )
         load(self.model, {own[name][0]: weight for name, weight in network.items()})
         metadata = Metadata.read(folder)
