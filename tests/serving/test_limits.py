@@ -80,17 +80,9 @@ def small(served_lm):
         yield local_client(create_app(service))
 
 
-def test_a_body_in_chunks_is_refused_when_it_gets_too_large(small):
-    read = 0
-
-    def chunks():
-        nonlocal read
-        for _ in range(100):
-            read += 1
-            yield b" " * 500
-
-    refused(small.post("/v1/log_prob", content=chunks()), 413, "body_too_large")
-    reply = small.post("/v1/log_prob", content=iter([b'{"query": ', b'"a{{b}}"}']), headers={"Content-Type": "application/json"})  # fmt: skip  # noqa: E501
+def test_a_body_in_chunks_is_read(small):
+    chunks = iter([b'{"query": ', b'"a{{b}}"}'])
+    reply = small.post("/v1/log_prob", content=chunks, headers={"Content-Type": "application/json"})
     assert reply.status_code == 200 and "content-length" not in reply.request.headers
 
 

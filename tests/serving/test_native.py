@@ -11,7 +11,7 @@ from servers import local_client, service_of
 from tolerance import exactly, same_scores
 
 from acgpt import Query
-from acgpt.models.answer_json import fill_of, lengths_of, piece_of, query_of, ranking_of, sample_of, score_of, to_json
+from acgpt.models.answer_json import fill_of, lengths_of, piece_of, score_of, to_json
 from acgpt.models.answers import Fill, Lengths, Piece, Ranked, Ranking, Sample, Score, TokenScore
 from acgpt.serving import schemas
 from acgpt.serving.app import create_app
@@ -45,50 +45,6 @@ def test_scores_are_those_of_the_model(http, served_lm):
 def test_one_question_is_a_list_of_one(http):
     (one,), (other,) = (post(http, "log_prob", query=query)["results"] for query in (CAPITAL, [CAPITAL]))
     assert same_scores(score_of(one), score_of(other))
-
-
-def test_samples_are_those_of_the_model_with_the_same_seed(http, served_lm):
-    options = {"n": 3, "temperature": 0.7, "top_p": 0.9, "top_k": 50, "seed": 5}
-    reply = post(http, "sample", query=["The {{_4}} mat.", GAP, {**QUERY, "asked": None}], **options)
-    query = Query(QUERY["tokens"], QUERY["given"])
-    expected = served_lm.sample(["The {{_4}} mat.", GAP, query], **options)
-    assert [[sample.text for sample in samples] for samples in expected] == [
-        [sample["text"] for sample in samples] for samples in reply["results"]
-    ]
-    assert all(
-        same_scores(sample_of(fields), one) for fields, one in zip(reply["results"][0], expected[0], strict=True)
-    )
-
-
-def test_fills_are_those_of_the_model(http, served_lm):
-    options = {"n": 3, "max_tokens": 5, "seed": 3, "best_of": 8, "stop": ["."], "patience": 2, "distinct": False}
-    reply = post(http, "fill", template=[GAP, "A cat and {{_}} dog"], **options)
-    expected = served_lm.fill([GAP, "A cat and {{_}} dog"], **options)
-    assert [[fill_of(fields).text for fields in fills] for fills in reply["results"]] == [
-        [fill.text for fill in fills] for fills in expected
-    ]
-    assert reply["results"][0][0]["score"] == pytest.approx(expected[0][0].score)
-
-
-def test_rankings_are_those_of_the_model(http, served_lm):
-    reply = post(http, "rank", template=RANK)
-    ranking = ranking_of(reply["results"][0])
-    expected = served_lm.rank(RANK)
-    assert [one.choice for one in ranking] == [one.choice for one in expected]
-    assert ranking.compared == expected.compared and ranking[0].log_prob == pytest.approx(expected[0].log_prob)
-
-
-def test_lengths_are_those_of_the_model(lengths_lm):
-    with service_of(lengths_lm) as service:
-        reply = post(local_client(create_app(service)), "lengths", template=GAP, max_tokens=6)
-    lengths, expected = lengths_of(reply["results"][0]), lengths_lm.lengths(GAP, max_tokens=6)
-    assert lengths.log_probs == pytest.approx(expected.log_probs)
-
-
-def test_queries_and_pieces_are_those_of_the_model(http, served_lm):
-    query = served_lm.query(CAPITAL)
-    assert query_of(post(http, "query", template=CAPITAL)["results"][0]) == query
-    assert post(http, "pieces", tokens=list(query.tokens))["results"] == served_lm.pieces(query.tokens)
 
 
 def test_the_model_says_what_it_can_do(http, served_lm):
@@ -139,21 +95,20 @@ def test_every_example_of_the_schema_runs_and_its_reply_is_as_declared(lengths_l
             http = local_client(create_app(service))
             schema = http.get("/openapi.json").json()
             for path, route in schema["paths"].items():
-                body = route.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json")
-                native = route.get("post", {}).get("tags") == ["native"]
-                if body is None or not native or (path == "/v1/lengths" and lm is served_lm):
+                post = route.get("post", {})
+                if not {"native", "page"} & set(post.get("tags", [])) or (path == "/v1/lengths" and lm is served_lm):
                     continue
-                name = body["schema"]["$ref"].rpartition("/")[2]
-                examples = schema["components"]["schemas"][name].get("examples", [])
-                native = "native" in route["post"].get("tags", [])
-                assert examples or not native
+                body, declared = (
+                    content["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+                    for content in (post["requestBody"], post["responses"]["200"])
+                )
+                examples = schema["components"]["schemas"][body]["examples"]
+                assert examples
                 for example in examples:
                     reply = http.post(path, json=example)
                     assert reply.status_code == 200, (path, example, reply.text)
-                    if native and not example.get("stream"):
-                        declared = route["post"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
-                        reply_type = getattr(schemas, declared.rpartition("/")[2])
-                        reply_type.model_validate(reply.json(), strict=True)
+                    if not example.get("stream"):
+                        getattr(schemas, declared).model_validate(reply.json(), strict=True)
                     sent += 1
     assert sent > 25
 

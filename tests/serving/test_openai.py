@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import json
 import math
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -359,17 +358,6 @@ def test_the_events_of_a_stream_end_with_done(url):
     events = reply.text.strip().split("\n\n")
     assert events[-1] == "data: [DONE]" and all(event.startswith("data: {") for event in events[:-1])
     assert json.loads(events[0][6:])["object"] == "text_completion"
-
-
-def test_a_client_that_hangs_up_ends_the_search(lm):
-    with serving(lm) as (address, service):
-        body = {"model": "tiny", "prompt": PROMPT, "stream": True, "max_tokens": 90, "n": 8}
-        with httpx.stream("POST", f"{address}/v1/completions", json=body) as reply:
-            next(reply.iter_lines())
-        deadline = time.monotonic() + 20
-        while service.scheduler.jobs and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not service.scheduler.jobs and service.scheduler.active_rows == 0
 
 
 # ---- errors -----------------------------------------------------------------------------------------------------

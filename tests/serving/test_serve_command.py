@@ -109,21 +109,6 @@ def test_a_signal_drains_and_accepted_requests_are_answered(start, folder):
     assert {"/v1/sample", "/health", "/metrics"} <= {line["route"] for line in logged(server)}
 
 
-def test_a_second_signal_stops_at_once(start):
-    server, results = start(), []
-    url = server.url
-    threads = [requested(results, url, {"query": "The {{_590}}", "n": 32}) for _ in range(3)]
-    assert until(lambda: metric(url, "acgpt_active_rows") > 0), (results, server.printed())
-    server.interrupt(signal.SIGTERM)
-    assert until(lambda: httpx.get(f"{url}/health").status_code == 503)
-    server.interrupt(signal.SIGTERM)
-    assert server.wait(60) == 1
-    for thread in threads:
-        thread.join(30)
-    assert len(results) == 3 and 200 not in results
-    assert "Traceback" not in server.printed()
-
-
 def compute_for_long(_):
     """Let each round of the scheduler compute for five minutes, in C++: longer than the tests wait."""
 
