@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import CONFIG, TOKENIZER, WEIGHTS, both, cut, last_is_nan, raw, tensors, text, without
 from safetensors.torch import load_file, save_file
 from test_loading import network, scores, tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -46,6 +47,18 @@ def checks(monkeypatch):
     return ran
 
 
+@pytest.fixture
+def checked(checks):
+    """A function that loads a model and returns the names of the checks that ran."""
+
+    def checked(*arguments, **options):
+        checks.clear()
+        acgpt.load(*arguments, **options)
+        return set(checks)
+
+    return checked
+
+
 def converted(cache):
     (folder,) = cache.iterdir()
     return folder
@@ -59,9 +72,9 @@ def saved_files(thing, folder):
 def same_tokenizers(ours, reference, tmp_path):
     assert type(ours) is type(reference)
     assert ours.get_vocab() == reference.get_vocab() and ours.special_tokens_map == reference.special_tokens_map
-    for text in TEXTS:
-        ids = reference(text)["input_ids"]
-        assert ours(text)["input_ids"] == ids and ours.decode(ids) == reference.decode(ids)
+    for sentence in TEXTS:
+        ids = reference(sentence)["input_ids"]
+        assert ours(sentence)["input_ids"] == ids and ours.decode(ids) == reference.decode(ids)
     files, expected = saved_files(ours, tmp_path / "ours"), saved_files(reference, tmp_path / "reference")
     settings, want = (json.loads(content.pop("tokenizer_config.json")) for content in (files, expected))
     arguments = dict.fromkeys(("is_local", "local_files_only"))  # of the call that read them
@@ -91,34 +104,19 @@ def test_the_checks_run_once_and_the_answers_stay_the_same(embedded, adapted, ch
         assert (one[0], one[1].requires_grad) == (other[0], other[1].requires_grad)
 
 
-def test_a_model_and_a_model_with_its_adapter_are_checked_separately(embedded, adapted, checks, monkeypatch):
+def test_a_model_and_a_model_with_its_adapter_are_checked_separately(embedded, adapted, checked, monkeypatch):
     monkeypatch.setattr(loading, "DEFAULT_ADAPTER", adapted[1])
-    acgpt.load(adapter=False)
-    for arguments in ({}, {"adapter": False}, {}):
-        checks.clear()
-        acgpt.load(**arguments)
-        if arguments:
-            assert checks == []
-    assert checks == []
+    assert "check_model" in checked(adapter=False)
+    assert "check_model" in checked()
+    assert checked(adapter=False) == checked() == set()
 
 
-def test_what_the_user_brings_is_always_checked(embedded, adapted, checks):
+def test_what_the_user_brings_and_another_precision_are_always_checked(embedded, adapted, checked):
     for _ in range(2):
-        checks.clear()
-        acgpt.load(adapter=adapted[1])
-        assert {"check_finite", "check_model", "tokenizer_hash"} <= set(checks)
-    for arguments in ((adapted[0],), (adapted[1],)):
-        for _ in range(2):
-            checks.clear()
-            acgpt.load(*arguments)
-            assert {"check_finite", "check_model"} <= set(checks)
-
-
-def test_another_precision_is_always_checked(embedded, checks):
-    for _ in range(2):
-        checks.clear()
-        acgpt.load(adapter=False, dtype="bfloat16")
-        assert {"check_finite", "check_model"} <= set(checks)
+        assert {"check_finite", "check_model", "tokenizer_hash"} <= checked(adapter=adapted[1])
+        for arguments in ((adapted[0],), (adapted[1],)):
+            assert {"check_finite", "check_model"} <= checked(*arguments)
+        assert {"check_finite", "check_model"} <= checked(adapter=False, dtype="bfloat16")
 
 
 def test_an_adapter_for_other_weights_warns_every_time(embedded, adapted, monkeypatch):
@@ -138,8 +136,8 @@ def test_the_copy_is_read_as_transformers_reads_it(embedded, tmp_path):
     folder = loading.embedded_default()
     ours, words = copies.read(folder)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for tensors in ("named_parameters", "named_buffers"):
-        pairs = list(zip(getattr(ours, tensors)(), getattr(reference, tensors)(), strict=True))
+    for kind in ("named_parameters", "named_buffers"):
+        pairs = list(zip(getattr(ours, kind)(), getattr(reference, kind)(), strict=True))
         assert all(a == b and torch.equal(x, y) and x.dtype == y.dtype for (a, x), (b, y) in pairs)
     assert not ours.training and all(weight.requires_grad for weight in ours.parameters())
     assert ours.config.to_dict() == reference.config.to_dict() and ours.name_or_path == reference.name_or_path
@@ -171,7 +169,7 @@ def test_the_real_tokenizer_equals_the_one_in_the_gguf_file(tmp_path):
 # ---- what has changed ------------------------------------------------------------------------------------------------
 
 
-def test_the_checks_run_again_after_any_change(embedded, adapted, checks, monkeypatch, tmp_path):
+def test_the_checks_run_again_after_any_change(embedded, adapted, checked, monkeypatch, tmp_path):
     _, cache, _ = embedded
     adapter = Path(shutil.copytree(adapted[1], tmp_path / "own"))
     monkeypatch.setattr(loading, "DEFAULT_ADAPTER", adapter)
@@ -194,36 +192,26 @@ def test_the_checks_run_again_after_any_change(embedded, adapted, checks, monkey
     }
     for name, change in changes.items():
         change()
-        checks.clear()
-        acgpt.load()
-        assert "check_model" in checks and "check_finite" in checks, name
-        checks.clear()
-        acgpt.load()
-        assert checks == [], name
+        assert {"check_model", "check_finite"} <= checked(), name
+        assert checked() == set(), name
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"passed": 5}', '{"passed": "x", "files": {}}'])
-def test_a_damaged_record_is_written_again(embedded, checks, content):
+def test_a_damaged_record_is_written_again(embedded, checked, content):
     acgpt.load(adapter=False)
     path = converted(embedded[1]) / RECORD
     path.write_text(content)
-    checks.clear()
-    acgpt.load(adapter=False)
-    assert "check_model" in checks
-    checks.clear()
-    acgpt.load(adapter=False)
-    assert checks == []
+    assert "check_model" in checked(adapter=False)
+    assert checked(adapter=False) == set()
 
 
 @pytest.mark.skipif(os.name != "posix" or os.getuid() == 0, reason="root may write everywhere")
-def test_a_copy_that_cannot_be_written_is_checked_every_time(embedded, checks):
+def test_a_copy_that_cannot_be_written_is_checked_every_time(embedded, checked):
     folder = loading.embedded_default()
     folder.chmod(0o555)
     try:
         for _ in range(2):
-            checks.clear()
-            acgpt.load(adapter=False)
-            assert "check_model" in checks
+            assert "check_model" in checked(adapter=False)
     finally:
         folder.chmod(0o755)
 
@@ -240,44 +228,24 @@ def test_a_config_that_asks_for_code_is_refused_whatever_the_record_says(embedde
 # ---- damage ----------------------------------------------------------------------------------------------------------
 
 
-def break_weights(folder):
-    (folder / "model.safetensors").write_bytes(b"broken")
-
-
-def cut_weights(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def spoil_weights(folder):
-    weights = load_file(folder / "model.safetensors")
-    next(iter(weights.values())).fill_(torch.nan)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 def drop_weights(folder):
     weights = load_file(folder / "model.safetensors")
     weights.pop(sorted(weights)[-1])
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def break_tokenizer(folder):
-    (folder / "tokenizer.json").write_text("{}")
+DAMAGE = {
+    "weights that are broken": raw(WEIGHTS, b"broken"),
+    "a weight that is missing": drop_weights,
+    "a tokenizer that is empty": text(TOKENIZER, "{}"),
+    "weights that are cut off": cut(WEIGHTS, 1000),
+    "weights of NaN": tensors(last_is_nan),
+    "no tokenizer": both(without(TOKENIZER), without("tokenizer_config.json")),
+    "a config that is a list": text(CONFIG, "[]"),
+}
 
 
-def lose_tokenizer(folder):
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").unlink()
-
-
-def break_config(folder):
-    (folder / "config.json").write_text("[]")
-
-
-DAMAGE = [break_weights, cut_weights, spoil_weights, drop_weights, break_tokenizer, lose_tokenizer, break_config]
-
-
-@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_copy_is_converted_again(embedded, damage):
     gguf, cache, reads = embedded
     want = scores(acgpt.load(adapter=False), future=False)
@@ -288,7 +256,7 @@ def test_a_damaged_copy_is_converted_again(embedded, damage):
     assert converted(cache).name.startswith("tiny-")  # nothing is left of the damaged one
 
 
-@pytest.mark.parametrize("damage", [break_weights, drop_weights, break_tokenizer], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("damage", [*DAMAGE.values()][:3], ids=[*DAMAGE][:3])
 def test_damage_is_noticed_even_if_the_record_hides_it(embedded, damage):
     want = scores(acgpt.load(adapter=False), future=False)
     folder = converted(embedded[1])

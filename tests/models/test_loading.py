@@ -106,20 +106,6 @@ def test_metadata_is_written_beside_the_weights_and_into_the_config(saved):
     assert json.loads((folder / "config.json").read_text())["acgpt"] == content
 
 
-def test_metadata_in_the_config_alone_is_enough(folder, saved):
-    (folder / FILE).unlink()
-    again = acgpt.load(folder)
-    assert again.metadata == saved[1].metadata
-    assert scores(again) == scores(saved[1])
-
-
-def test_metadata_in_the_file_alone_is_enough(folder, saved):
-    config = json.loads((folder / "config.json").read_text())
-    del config["acgpt"]
-    (folder / "config.json").write_text(json.dumps(config))
-    assert acgpt.load(folder).metadata == saved[1].metadata
-
-
 def test_an_ordinary_model_is_saved_with_its_bos_and_still_reads_no_copies(tmp_path):
     lm = LanguageModel(network(), tokenizer(), bos=7)
     lm.save_pretrained(tmp_path)
