@@ -118,15 +118,6 @@ def test_score_samples_returns_what_the_command_prints(samples, corpus):
     assert lasting(returned) == lasting(printed) and lasting(json.loads(path.read_text())) == lasting(printed)
 
 
-def test_the_options_of_a_function_are_in_its_signature_and_its_docstring():
-    from inspect import signature
-
-    parameters = signature(acgpt.score_samples).parameters
-    assert parameters["seeds"].default is None and parameters["asked_only"].default is False
-    assert "        limit: Score the first N texts only" in acgpt.score_samples.__doc__
-    assert "keywords" not in parameters and "keywords" not in acgpt.score_samples.__doc__
-
-
 def test_an_error_about_the_seed_of_a_set_names_the_option_that_it_is(model, corpus, tmp_path):
     made = tmp_path / "set.safetensors"
     acgpt.evaluate(model, corpus, dataset=made, limit=2, device="cpu")

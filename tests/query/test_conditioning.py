@@ -283,12 +283,6 @@ def test_parts_are_drawn_by_their_weights():
     agree(sizes, {2: 0.6, 3: 0.3, 0: 0.1})  # each part has a size of its own; the last never comes
 
 
-def test_the_shares_of_a_recipe_are_the_shares_of_the_texts():
-    conditioning = Conditioning.from_dict({"r_min": 0.5, "r_max": 0.5, "b_max": 1, "infilling": 0.2, "empty": 0.3})
-    parts, _ = conditioning.sizes(4, first_draws(5, 0, DRAWS))
-    agree(Counter(conditioning.parts[part].kind for part in parts), {"blocks": 0.5, "infilling": 0.2, "empty": 0.3})
-
-
 HIDING = {"parts": [{"r_max": 0.6}, {"kind": "empty", "unknown": 0.3}, {"unknown": 0.99}]}  # each in its own way
 
 

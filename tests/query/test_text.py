@@ -190,13 +190,6 @@ def test_halves_of_characters_are_not_decoded_each_by_itself(llama: PreTrainedTo
     assert pieces(ids, llama) == pieces(ids, slow) == ["\ufffd", "", "\ufffd\ufffd"]
 
 
-def test_a_tokenizer_that_decodes_in_a_way_of_its_own_is_believed(gpt2: PreTrainedTokenizerBase) -> None:
-    loud: Any = Counting(gpt2, True)
-    loud.decode = lambda ids, **options: gpt2.decode(ids, **options).upper()
-    ids = encode_text("that 👍 is it", gpt2)
-    assert pieces(ids, loud) == [piece.upper() for piece in pieces(ids, gpt2)]
-
-
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_pieces_take_linear_time(is_fast: bool, tokenizer: PreTrainedTokenizerBase) -> None:
     ids = encode_text(" ".join(text for text in TEXTS[1:] if "\ufffd" not in text) * 20, tokenizer)

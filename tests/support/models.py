@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -213,8 +213,6 @@ CORPUS = [
 
 @functools.cache
 def trained_bpe():
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -230,8 +228,6 @@ def trained_bpe():
 
 def tiny_tokenizer(**special):
     """A byte-level BPE of 340 tokens in which " cat", " dog" and " bird" are one token each."""
-    from tokenizers import Tokenizer
-
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(trained_bpe()), **special)
 
 
