@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import acgpt
-from acgpt.data.corpus import Corpus, Tokens
+from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
 
 
@@ -90,25 +90,6 @@ def test_tokens_travel_without_their_contents_and_read_the_same(tmp_path):
     assert pickle.loads(sent)[4990:5010].tolist() == [*range(4990, 5000), *range(10)]
 
 
-def test_loader_processes_read_the_same(folder):
-    from torch.utils.data import DataLoader, Dataset
-
-    class Chunks(Dataset):
-        def __init__(self, tokens: Tokens) -> None:
-            self.tokens = tokens
-
-        def __len__(self) -> int:
-            return self.tokens.chunks(3)
-
-        def __getitem__(self, i):
-            return self.tokens.chunk(i, 3)
-
-    tokens = Corpus.open(folder).tokens("train")
-    tokens[:]  # mapped before the processes start
-    loader = DataLoader(Chunks(tokens), batch_size=None, num_workers=2, multiprocessing_context="fork")
-    assert [chunk.tolist() for chunk in loader] == [FLAT[0:3], FLAT[3:6], FLAT[6:9]]
-
-
 # ---- what is wrong with a folder ------------------------------------------------------------------------------------
 
 
@@ -133,12 +114,7 @@ def test_verify_finds_any_changed_byte(folder, at):
         corpus.verify()
 
 
-def test_a_folder_that_is_no_corpus_is_told_how_to_make_one(tmp_path):
-    with pytest.raises(InputError, match="prepare one with acgpt prepare"):
-        Corpus.open(tmp_path)
-    (tmp_path / "mine.txt").write_text("text")
-    with pytest.raises(InputError, match=r"mine\.txt is a file, .* acgpt prepare .*/mine\.txt -o FOLDER"):
-        Corpus.open(tmp_path / "mine.txt")
+def test_a_corpus_that_is_unfinished_is_told_how_to_go_on(tmp_path):
     (tmp_path / "journal.json").write_text("{}")
     with pytest.raises(InputError, match="is unfinished: repeat the command"):
         Corpus.open(tmp_path)

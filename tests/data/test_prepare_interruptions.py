@@ -385,14 +385,6 @@ def test_a_folder_with_other_files_is_refused_and_those_files_are_never_touched(
     assert [(folder / name).read_text() for name in ("thesis.tex", "evaluation/set", "train.bin")] == ["mine"] * 3
 
 
-def test_where_nothing_can_be_written_it_is_said(run, tmp_path):
-    file = jsonl(tmp_path / "a.jsonl", TEXTS)
-    with pytest.raises(InputError, match="is not a folder"):
-        run(file, file)
-    with pytest.raises(OutputError, match=r"cannot write .*Not a directory"):
-        run(file, file / "corpus")
-
-
 def test_two_processes_do_not_write_to_one_folder(run, tmp_path):
     file = jsonl(tmp_path / "a.jsonl", TEXTS)
     (tmp_path / "corpus").mkdir()

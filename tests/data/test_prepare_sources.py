@@ -123,16 +123,6 @@ def test_many_text_files_are_held_out_as_wholes(run, tmp_path):
     assert "piece" not in corpus.manifest["recipe"]
 
 
-def test_a_tokenizer_learns_nothing_from_pieces_that_are_held_out(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus_prepare, "PIECE", 10)
-    (tmp_path / "a.txt").write_text(
-        "".join("xyzxyzxyz\n" if held_out(0, 0, n, 0.3) else "abcabcabc\n" for n in range(99))
-    )
-    with pytest.warns(UserWarning, match="too small"):
-        words = run(tmp_path / "a.txt", train_tokenizer=300, validation=0.3).tokenizer().get_vocab()
-    assert "abc" in words and "xy" not in words
-
-
 @pytest.mark.parametrize("limit", [1, 25, 40, 47, 1000])
 def test_a_limit_takes_the_first_documents_of_train(run, small, tokenizer, tmp_path, limit):
     texts = [f"document {number}" for number in range(60)]
@@ -156,13 +146,6 @@ def test_what_is_held_out_of_a_limit_is_what_is_held_out_of_all(run, tokenizer, 
     corpus = run(jsonl(tmp_path / "a.jsonl", texts), validation=0.3, limit=40)
     chosen = [text for number, text in enumerate(texts[:40]) if held_out(0, 0, number, 0.3)]
     assert tokens(corpus, "validation") == by_documents(tokenizer, chosen)
-
-
-def test_a_tokenizer_learns_only_from_what_a_limit_leaves(run, tmp_path):
-    file = jsonl(tmp_path / "a.jsonl", ["abcabcabc"] * 20 + ["xyzxyzxyz"] * 20)
-    with pytest.warns(UserWarning, match="too small"):
-        words = run(file, train_tokenizer=300, limit=20).tokenizer().get_vocab()
-    assert "abc" in words and "xy" not in words
 
 
 def test_of_many_text_files_few_may_be_taken_and_pieces_of_those_held_out(run, tmp_path, monkeypatch):

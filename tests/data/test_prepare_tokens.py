@@ -223,22 +223,26 @@ def test_a_trained_tokenizer_is_the_same_each_time_and_reads_every_text(run, sma
     assert everything(tmp_path / "again") == everything(tmp_path / "corpus")
 
 
-def test_a_tokenizer_learns_from_the_train_split_alone(run, tmp_path):
-    texts = ["abcabcabc" if not held_out(0, 0, number, 0.5) else "xyzxyzxyz" for number in range(40)]
-    test = jsonl(tmp_path / "test.jsonl", ["xyz" * 50] * 20)
-    file = jsonl(tmp_path / "a.jsonl", texts)
-    with pytest.warns(UserWarning, match="too small for 300 tokens"):
-        corpus = run([file, f"test={test}"], train_tokenizer=300, validation=0.5)
-    words = corpus.tokenizer().get_vocab()
-    assert "abc" in words and "xy" not in words
-
-
-def test_a_tokenizer_is_trained_on_at_most_so_much_text(run, small, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus_prepare, "TRAINED_ON", 1000)
+@pytest.mark.parametrize("left_out", ["held out", "pieces held out", "beyond a limit", "beyond what is trained on"])
+def test_a_tokenizer_learns_only_from_the_train_split_and_from_so_much_of_it(
+    run, small, tmp_path, monkeypatch, left_out
+):
+    mixed = ["xyzxyzxyz" if held_out(0, 0, number, 0.3) else "abcabcabc" for number in range(99)]
     file = jsonl(tmp_path / "a.jsonl", ["abcabcabc"] * 200 + ["xyzxyzxyz"] * 200)
-    with pytest.warns(UserWarning, match="too small"):
-        corpus = run(file, train_tokenizer=300)
-    words = corpus.tokenizer().get_vocab()
+    sources, options = [file, f"test={jsonl(tmp_path / 'test.jsonl', ['xyz' * 50] * 20)}"], {"validation": 0.3}
+    if left_out == "held out":
+        jsonl(file, mixed)
+    elif left_out == "pieces held out":
+        monkeypatch.setattr(corpus_prepare, "PIECE", 10)
+        sources[0] = tmp_path / "a.txt"
+        sources[0].write_text("".join(f"{line}\n" for line in mixed))
+    elif left_out == "beyond a limit":
+        options = {"limit": 200}
+    else:
+        monkeypatch.setattr(corpus_prepare, "TRAINED_ON", 1000)
+        options = {}
+    with pytest.warns(UserWarning, match="too small for 300 tokens"):
+        words = run(sources, train_tokenizer=300, **options).tokenizer().get_vocab()
     assert "abc" in words and "xy" not in words
 
 
