@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from generations import write_generations
 from generators import model_of, set_of
-from runs import write_corpus
 from test_mauve import acgpt
 
 from acgpt.errors import InputError
@@ -17,11 +16,6 @@ from acgpt.evaluation.generations import Generations, find_generations
 from acgpt.evaluation.generator import Generator
 from acgpt.methods import METHODS
 from acgpt.query.modes import MODES
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("mauve") / "corpus", splits=("train", "validation", "test"))
 
 
 @pytest.mark.parametrize("method", list(METHODS))

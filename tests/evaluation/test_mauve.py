@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from generations import LENGTH, write_generations
 from models import tiny_model, tiny_tokenizer
-from runs import SPECIAL, write_corpus
+from runs import SPECIAL
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
@@ -31,10 +31,7 @@ from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata
 from acgpt.report.write import make_report
 
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("mauve") / "corpus", splits=("train", "validation", "test"))
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture(scope="session")
@@ -44,12 +41,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_model("gpt2", vocabulary=340).save_pretrained(folder)
     tiny_tokenizer(**SPECIAL).save_pretrained(folder)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ACGPT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "features"
 
 
 def acgpt(*words: object, code: int = 0) -> Any:
@@ -85,16 +76,13 @@ def test_every_file_of_a_folder_is_scored_and_says_with_what(corpus: Path, model
         assert each["companions"]["original"]["distinct_1"] < each["companions"]["generated"]["distinct_1"]
         assert each["reference"]["rule"] == "windows" and each["notes"][0].endswith("mostly noise.")
     of_documents = ("--split", "validation", "--rule", "documents", "--length", 4, "--features", model)
-    note = json.loads(acgpt(folder / "training.jsonl", corpus, *of_documents, "--seeds", 1, "--json").stdout)["notes"][
-        0
-    ]
-    assert note.endswith("The rule windows may find more reference texts.")
+    answer = json.loads(acgpt(folder / "training.jsonl", corpus, *of_documents, "--seeds", 1, "--json").stdout)
+    assert answer["notes"][0].endswith("The rule windows may find more reference texts.")
     features = Featurizer.load(str(model), "cpu")
     opened, path = Corpus.open(corpus), folder / "training.jsonl"
     ours = features.features([each.text for each in Generations.open(path).samples])
-    texts = reference.reference_from_corpus(
-        opened, "validation", length=LENGTH, generated=[Generations.open(path)]
-    ).texts
+    generated = [Generations.open(path)]
+    texts = reference.reference_from_corpus(opened, "validation", length=LENGTH, generated=generated).texts
     expected = [mauve(ours, features.features(texts), seed) for seed in range(3)]
     assert answers[1]["mauve"]["scores"] == pytest.approx(expected, abs=1e-6)
     assert answers[1]["features"] == features.describe()
@@ -250,13 +238,8 @@ def test_a_command_that_was_stopped_goes_on_and_its_index_comes_last(
     kept.write_text('{"kind": "mauve"}')
     assert score("--seeds", 2) == ["unconditional"]
     result = json.loads(acgpt(kept.with_name("unconditional.jsonl"), corpus, "--features", model, "--json").stdout)
-    assert computed == ["unconditional"] * 2 and result["mauve"]["seeds"] == [
-        0,
-        1,
-        2,
-        3,
-        4,
-    ]  # replaced without --resume
+    assert computed == ["unconditional"] * 2  # replaced without --resume
+    assert result["mauve"]["seeds"] == [0, 1, 2, 3, 4]
 
 
 def test_an_index_of_nothing(corpus: Path, tmp_path: Path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 from generations import LENGTH, write_generations
 from models import expected_log_probs, tiny_model, tiny_tokenizer
-from runs import SPECIAL, write_corpus
+from runs import SPECIAL
 
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
@@ -26,18 +25,9 @@ from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata
 from acgpt.query.query import Query
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 TEXTS = ["The cat sat on the mat.", "A dog", "The capital of France is Paris. " * 12, "x"]
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("mauve") / "corpus", splits=("train", "validation", "test"))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ACGPT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "features"
 
 
 def sample(tokens: list[int], roles: str | None = None, **more: Any) -> Generation:
@@ -295,19 +285,3 @@ def test_the_score_is_the_area_under_the_frontier_of_the_same_clusters():
         assert result["std"] == pytest.approx(np.std(result["scores"], ddof=1))
         assert mauve_score.scores(p, q, range(3)) == result
     assert mauve_score.scores(p, p, range(2))["scores"] == pytest.approx([1.0, 1.0])
-
-
-def test_too_few_texts_are_refused():
-    few, many = np.zeros((9, 4), "f4"), np.zeros((10, 4), "f4")
-    for sides in ((few, many), (many, few)):
-        with pytest.raises(InputError, match="there are 9"):
-            mauve_score.scores(*sides, [0])
-
-
-def test_nothing_imports_the_package_but_scoring():
-    source = Path(mauve_score.__file__).parents[1]
-    results = [
-        path.name for path in source.rglob("*.py")
-        if re.search(r'^\s*(import mauve|from mauve\b)|import_module\("mauve', path.read_text("utf-8"), re.MULTILINE)
-    ]  # fmt: skip
-    assert results == ["mauve.py"]
