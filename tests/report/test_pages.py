@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from elements import Elements
 from generations import write_generations
 from test_report import write_run
 from test_report_generation import score
@@ -22,37 +22,23 @@ HOSTILE = '<script>alert(1)<!-- " onclick="x\' {{ 7*7 }}{% raw %}{# no #} <img s
 MORE_HOSTILE = HOSTILE + " \x1b[31m ____"
 
 
-class Page(HTMLParser):
-    """The elements and the attributes of a page, and its text."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-        self.attributes: dict[str, set[str]] = {}
-        self.text = ""
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.names.add(name)
-        for key, value in attributes:
-            self.attributes.setdefault(key, set()).add(value or "")
-
-    def handle_data(self, text: str) -> None:
-        self.text += text
+def elements(path: Path) -> Elements:
+    return Elements(path.read_text(encoding="utf-8"))
 
 
-def check_is_text(page: Page, count: int, hostile: str = HOSTILE) -> None:
+def check_is_text(page: Elements, count: int, hostile: str = HOSTILE) -> None:
     """Check that the hostile text occurs verbatim, at least this often."""
     text = page.text.replace("\x1b", "␛")  # as texts of samples show it
     assert text.count("alert(1)") == text.count(hostile.replace("\x1b", "␛")) >= count
-    assert not page.names & {"script", "img"} and not any(key.startswith("on") for key in page.attributes)
+    assert not page.names & {"script", "img"}
+    assert not any(key.startswith("on") for _, attributes in page.found for key in attributes)
 
 
 def test_hostile_names_of_runs_models_and_corpora_stay_text_on_the_report(tmp_path):
     run = write_run(tmp_path / HOSTILE, base=f"me/{HOSTILE}", corpus=f"data/{HOSTILE}")
     make_report([run], tmp_path / "report")
     # The run's name, its base and its corpus in a table; the name again among the runs.
-    check_is_text(Page(tmp_path / "report" / "report.html"), 4)
+    check_is_text(elements(tmp_path / "report" / "report.html"), 4)
     table = (tmp_path / "report" / "finetuning" / "validation" / "perplexities.md").read_text(encoding="utf-8")
     assert table.count(r"{{ 7\*7 }}") >= 3 and "<script" not in table.replace(r"\<", "")
 
@@ -67,11 +53,11 @@ def test_hostile_methods_models_modes_and_texts_stay_text_on_the_page_of_samples
     path.with_suffix(".json").write_text(json.dumps(record))
     score(path, 0.5)
     make_report([tmp_path / "drawn"], tmp_path / "report")
-    page = Page(tmp_path / "report" / "samples.html")
+    page = elements(tmp_path / "report" / "samples.html")
     check_is_text(page, 6, hostile)
     assert ("␛" in page.text) == ("\x1b" in hostile)
-    assert f"{hostile}, {hostile}" in page.attributes["aria-label"]  # the method and the mode of the card
-    check_is_text(Page(tmp_path / "report" / "report.html"), 2, hostile)
+    assert f"{hostile}, {hostile}" in page.values("aria-label")  # the method and the mode of the card
+    check_is_text(elements(tmp_path / "report" / "report.html"), 2, hostile)
 
 
 def test_every_template_escapes():

@@ -6,11 +6,11 @@ import json
 import re
 import statistics
 from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from elements import Elements
 from generations import write_generations
 from test_report_scratch import scratch
 from typer.testing import CliRunner
@@ -277,38 +277,9 @@ def test_tokens_that_the_tokenizer_has_not_are_no_hindrance(corpus: Path, tmp_pa
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 
-class Reader(HTMLParser):
-    """The elements of a page, and the text of each card with the titles in it."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.cards: list[dict[str, Any]] = []
-        self.inside = False
-        self.feed(page)
-
-    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append((name, dict(attributes)))
-        if dict(attributes).get("class") == "text":
-            self.cards.append({"name": dict(attributes)["aria-label"], "text": "", "titles": [], "given": ""})
-            self.inside, self.given = True, False
-        elif self.inside and name == "i":
-            self.cards[-1]["titles"].append(dict(attributes).get("title"))
-        self.given = name == "span"
-
-    def handle_endtag(self, name: str) -> None:
-        self.inside = self.inside and name != "div"
-        self.given = False
-
-    def handle_data(self, text: str) -> None:
-        if self.inside:
-            self.cards[-1]["text"] += text
-            self.cards[-1]["given"] += text if self.given else ""
-
-
-def page_of(folder: Path, output: Path) -> Reader:
+def page_of(folder: Path, output: Path) -> Elements:
     make_report([folder], output)
-    return Reader((output / "samples.html").read_text(encoding="utf-8"))
+    return Elements((output / "samples.html").read_text(encoding="utf-8"))
 
 
 def test_samples_stand_side_by_side_with_what_was_given_and_every_log_probability(corpus: Path, tmp_path: Path):
@@ -372,9 +343,8 @@ def test_a_tokenizer_that_cannot_be_read_is_none(corpus: Path, tmp_path: Path, c
 def test_the_page_needs_nothing_else(corpus: Path, tmp_path: Path):
     write_generations(tmp_path / "drawn", corpus)
     page = page_of(tmp_path / "drawn", tmp_path / "report")
-    assert not {"script", "link", "iframe", "img"} & {name for name, _ in page.tags}
-    places = [attributes[key] for _, attributes in page.tags for key in ("href", "src") if key in attributes]
-    ids = {attributes.get("id") for _, attributes in page.tags}
+    assert not {"script", "link", "iframe", "img"} & page.names
+    places, ids = [*page.values("href"), *page.values("src")], page.values("id")
     assert places and all(place.startswith("#") and place[1:] in ids for place in places)
     text = (tmp_path / "report" / "samples.html").read_text(encoding="utf-8")
     assert "url(" not in text and "@import" not in text and "prefers-color-scheme: dark" in text

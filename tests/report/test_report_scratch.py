@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from elements import Elements
 from test_report import evaluation, write_run
 
 from acgpt.errors import InputError
@@ -337,28 +337,6 @@ def test_means_are_written_as_the_paper_writes_them():
     assert table.as_csv().splitlines()[:2] == ["source,name,p,p_std,p_bound,note", "run,σ-a,18.04,0.06,0,"]
 
 
-class Reader(HTMLParser):
-    """Parse a page, and find elements that are not closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(text)
-        assert not self.open, self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag not in ("img", "meta"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.found if name == tag]
-
-
 def test_the_page_needs_nothing_else_and_can_be_read_by_everybody(tmp_path, figures):
     runs = [scratch(tmp_path / f"ac{r}{seed}", r_max=r, seed=seed) for r in (0.2, 0.6) for seed in (0, 1)]
     runs.append(scratch(tmp_path / "a<b>&'\"", GPT, method="gpt"))
@@ -368,7 +346,7 @@ def test_the_page_needs_nothing_else_and_can_be_read_by_everybody(tmp_path, figu
     drawn = {Path(file).stem for file in made.content["files"] if file.endswith(".png")}
     assert drawn == {"main", "future", "r_max"}
     text = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
-    page = Reader(text)
+    page = Elements(text)
     assert page.all("html") == [{"lang": "en"}] and len(page.all("title")) == len(page.all("h1")) == 1
     for image in page.all("img"):
         assert image["src"].startswith("data:image/svg+xml;base64,") and image["alt"]
@@ -378,7 +356,7 @@ def test_the_page_needs_nothing_else_and_can_be_read_by_everybody(tmp_path, figu
     tables = page.all("table")
     assert len(tables) == len(page.all("caption")) == sum(name.endswith(".tex") for name in made.content["files"])
     assert all(cell.get("scope") in ("row", "col") for cell in page.all("th"))
-    ids = [attributes["id"] for _, attributes in page.found if "id" in attributes]
+    ids = page.values("id")
     assert len(ids) == len(set(ids))
     links = [link["href"] for link in page.all("a")] + [f"#{each['aria-labelledby']}" for each in page.all("section")]
     assert all(link.startswith("#") and link[1:] in ids for link in links)
