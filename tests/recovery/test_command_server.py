@@ -121,21 +121,6 @@ def is_free(lock: Path) -> bool:
     return True
 
 
-def test_a_lock_is_free_once_its_command_has_ended(server, tmp_path):
-    import fcntl
-
-    lock, waits = tmp_path / "lock", tmp_path / "waits"
-    waits.touch()
-    with lock.open("wb") as locked, (tmp_path / "said.txt").open("wb") as output:
-        fcntl.flock(locked, fcntl.LOCK_EX)
-        line = f"while os.path.exists({str(waits)!r}): time.sleep(0.01)"
-        command = server.start([line], output.fileno(), locked.fileno())
-    assert not is_free(lock)
-    waits.unlink()
-    until(lambda: command.poll() is not None)
-    assert is_free(lock)
-
-
 def test_a_command_outlives_its_client_with_its_lock_and_the_server_does_not(program, tmp_path):
     lock, began, waits = tmp_path / "lock", tmp_path / "began", tmp_path / "waits"
     waits.touch()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
-from runs import SMALL, Command, ended, ranks, read_rows, until, write_corpus
+from runs import SMALL, ended, ranks, read_rows, write_corpus
 
 from acgpt.training import train as training
 from acgpt.training.recipe import make
@@ -56,20 +54,6 @@ def test_a_run_in_many_short_sittings_ends_as_one_in_a_single_sitting(corpus, tm
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_sigterm_saves_a_checkpoint_and_ends_with_code_3(corpus, tmp_path):
-    words = ("train", "tiny-cpu", *(f"{key}={value}" for key, value in SMALL.items() if key != "model"))
-    words += (f"corpus={corpus}", f"output={tmp_path / 'run'}", "model={layers: 2, width: 32, heads: 4}")
-    words += ("steps=100000", "save_every=100000", "eval_every=0", "warmup=1")
-    running = Command(*words, output=tmp_path / "said")
-    with ended(running):
-        until(lambda: (tmp_path / "run" / "log.csv").exists() and len(read_rows(tmp_path / "run")) > 1)
-        os.kill(running.process.pid, signal.SIGTERM)
-        assert running.wait() == 3, running.printed()
-    step = read_rows(tmp_path / "run")[-1]["step"]
-    assert f"stopped. The same command with --resume continues after step {step}." in running.printed()
-    assert (tmp_path / "run" / "checkpoints" / f"checkpoint-{step}" / "optimizer.pt").exists()
-
-
 def test_two_processes_stop_at_the_same_step(corpus, tmp_path):
     words = ("train", "tiny-cpu", *(f"{key}={value}" for key, value in SMALL.items() if key != "model"))
     words += (f"corpus={corpus}", f"output={tmp_path / 'run'}", "model={layers: 2, width: 32, heads: 4}")
@@ -79,9 +63,3 @@ def test_two_processes_stop_at_the_same_step(corpus, tmp_path):
         assert [each.wait() for each in both] == [3, 3], both[0].printed()
     assert "stopped." in both[0].printed() and "stopped." not in both[1].printed()
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
-
-
-def test_the_handler_of_sigterm_is_put_back(corpus, tmp_path):
-    before = signal.getsignal(signal.SIGTERM)
-    training.train(recipe_of(corpus, tmp_path / "run", steps=3), quiet=True)
-    assert signal.getsignal(signal.SIGTERM) is before

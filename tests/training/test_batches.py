@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 
 from acgpt.engine.attention import Segments, check_model
 from acgpt.engine.layout import ALIGN, Budget, build
-from acgpt.errors import InputError
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Blocks, Conditioning, Empty, first_draws
 from acgpt.query.query import Query
 from acgpt.training.batches import Batch, Batches
@@ -143,15 +142,6 @@ def test_segments_say_where_each_query_lies(seed, texts, length, room):
     assert min(np.diff(starts["text"])) >= 1  # copies that no text reads would get no gradient from it
 
 
-def test_a_fixed_shape_is_the_same_for_every_batch_that_fits():
-    budget = Budget(copies=40, asked=40)
-    shapes = set()
-    for seed in range(20):
-        batch = pack(*random_batch(seed), bos=BOS, mask=MASK, budget=budget)
-        shapes.add(shapes_of(batch))
-    assert len(shapes) == 1
-
-
 @pytest.mark.parametrize(("texts", "length", "size"), [(40, 12, 4), (64, 200, 64), (10, 127, 1)])
 def test_every_batch_of_a_run_has_one_shape_over_all_its_epochs(texts, length, size):
     """Holds also if an epoch is a single step, so that epochs cannot be balanced."""
@@ -195,12 +185,6 @@ def test_a_batch_counts_its_asked_tokens_slots_and_pairs_without_dummies():
             slots += len(sees)
             pairs += sum(map(sum, sees))
         assert (batch.asked, batch.slots, batch.pairs) == ((roles == ASKED).sum(), slots, pairs)
-
-
-def test_unknown_tokens_need_a_mask_token():
-    tokens, roles = random_batch(0)
-    with pytest.raises(InputError, match="MASK"):
-        pack(tokens, roles, bos=BOS, mask=None)
 
 
 def test_a_target_is_never_shown_before_it_is_asked():
@@ -323,8 +307,3 @@ def test_batches_do_not_depend_on_the_number_of_workers_nor_on_where_they_begin(
     loader = DataLoader(batches, batch_size=None, num_workers=workers, multiprocessing_context="fork")
     assert [batch.ids.tolist() for batch in loader] == expected
     assert [batches[number].ids.tolist() for number in (9, 2, 13)] == [expected[number] for number in (9, 2, 13)]
-
-
-def test_a_corpus_with_too_few_texts_for_a_step_says_so():
-    with pytest.raises(InputError, match="has 5 texts of 9 tokens, fewer than the 6 of one step"):
-        batches_of(Texts(5, 9), 3, parts=2)

@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 from models import tiny_model
-from runs import SMALL, write_corpus
+from runs import SMALL
 from safetensors.torch import load_file
 from test_gap_batches import batch_of, head_of, texts_and_draws
 
@@ -31,11 +31,6 @@ GAPS = {
     ]
 }
 TEMPLATE = "The cat {{_}} the mat."
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def recipe_of(corpus, output, **keys):

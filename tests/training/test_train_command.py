@@ -7,22 +7,18 @@ import re
 import signal
 
 import pytest
-from runs import SMALL, Command, ended, until, write_corpus
+from runs import SMALL, Command, ended, read_rows, until, write_corpus
 from test_train import recipe_of, results_of
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
+from acgpt.query.modes import MODES
 from acgpt.training.learner import Learner
 from acgpt.training.run_folder import last_checkpoint
 from acgpt.training.stopping import StopRequests
 from acgpt.training.train import train
 
 pytestmark = pytest.mark.usefixtures("without_curves")
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def command(*words):
@@ -46,14 +42,8 @@ def test_the_command_lists_recipes():
 
 
 def test_the_command_trains_and_prints_perplexities_and_again_when_it_is_finished(recipe_file, tmp_path):
-    words = (
-        recipe_file,
-        f"output={tmp_path / 'run'}",
-        "steps=3",
-        "warmup=0",
-        "conditioning.r_max=0.4",
-        "model.layers=1",
-    )
+    changes = ("steps=3", "warmup=0", "conditioning.r_max=0.4", "model.layers=1")
+    words = (recipe_file, f"output={tmp_path / 'run'}", *changes)
     first = command(*words)
     assert first.exit_code == 0, first.stderr
     assert str(tmp_path / "run") in first.stderr.splitlines()[0]
@@ -73,17 +63,7 @@ def test_the_command_makes_no_noise_but_its_own(recipe_file, tmp_path):
     done = Command("train", recipe_file, f"output={tmp_path / 'run'}", "workers=2", output=tmp_path / "said")
     with ended(done):
         assert done.wait() == 0, done.printed()
-    ours = (
-        "step ",
-        "evaluating on 6 texts",
-        "evaluated ",
-        "mode ",
-        "unconditional",
-        "infilling",
-        "training",
-        "method ",
-        "No intervals: ",
-    )
+    ours = ("step ", "evaluating on 6 texts", "evaluated ", "mode ", "method ", "No intervals: ", *MODES)
     for line in done.printed().splitlines():
         assert not line or line.startswith((*ours, str(tmp_path / "run"))), done.printed()
 
@@ -97,7 +77,9 @@ def test_a_signal_to_the_process_and_its_workers_ends_in_words_that_say_how_to_g
         running.interrupt(number)
         assert running.wait() == 3
     *_, last = running.printed().splitlines()
-    assert last.startswith("stopped. The same command with --resume continues after step ")
+    step = read_rows(tmp_path / "run")[-1]["step"]
+    assert last == f"stopped. The same command with --resume continues after step {step}."
+    assert (tmp_path / "run" / "checkpoints" / f"checkpoint-{step}" / "optimizer.pt").exists()
     assert "Traceback" not in running.printed()
 
 
@@ -110,7 +92,8 @@ def listening():
 
 
 def test_a_second_ctrl_c_does_not_wait(listening):
-    before = signal.getsignal(signal.SIGINT)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
     with StopRequests() as stopping:
         stopping.step_done()
         assert not stopping
@@ -118,7 +101,7 @@ def test_a_second_ctrl_c_does_not_wait(listening):
         assert stopping
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

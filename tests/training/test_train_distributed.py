@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from runs import SMALL, ended, kill_self, loss_of, ranks, read_rows, replace, write_corpus
+from runs import SMALL, ended, kill_self, loss_of, ranks, read_rows, replace
 from safetensors.torch import load_file
 from transformers.models.gpt_neox import modeling_gpt_neox
 
@@ -23,11 +23,6 @@ from acgpt.training.train import train
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = SMALL | {"steps": 6, "save_every": 2, "eval_every": 2, "micro_batch": 2, "keep": 9}
 CLOSE = 1e-5  # relative: what another order of the same sums in fp32 may change in a loss
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")
