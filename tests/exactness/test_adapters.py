@@ -118,16 +118,18 @@ def oracle(references, query, who, future):
     ).tolist()
 
 
-def test_a_mixed_batch_gets_the_answers_that_each_adapter_alone_gives_in_order(shelf, both, references):
+@pytest.fixture
+def alone(shelf):
+    """A model with each adapter of `both` alone, and one with none, by name."""
+    folders = {"mine": shelf.folder / "fill", "other": shelf.folder / "any", None: None}
+    return {name: shelf.load(folder) for name, folder in folders.items()}
+
+
+def test_a_mixed_batch_gets_the_answers_that_each_adapter_alone_gives_in_order(both, alone, references):
     asked, who = questions()
     scores = both.log_prob(asked)
     assert [score.adapter for score in scores] == who and {None, "mine", "other"} == set(who)
     assert [score.future for score in scores] == [name is not None for name in who]
-    alone = {
-        "mine": shelf.load(shelf.folder / "fill"),
-        "other": shelf.load(shelf.folder / "any"),
-        None: shelf.load(None),
-    }
     for question, name, score in zip(asked, who, scores, strict=True):
         query = both.query(question) if isinstance(question, str) else question
         got = [token.log_prob for token in score.tokens]
@@ -139,14 +141,9 @@ def test_a_mixed_batch_gets_the_answers_that_each_adapter_alone_gives_in_order(s
     assert len({round(value, 3) for value in distinct.values()}) == 3  # the adapters do something
 
 
-def test_samples_of_a_mixed_batch_are_those_that_each_adapter_alone_draws(shelf, both):
+def test_samples_of_a_mixed_batch_are_those_that_each_adapter_alone_draws(both, alone):
     asked, who = questions()
     drawn = both.sample(asked, n=2, seed=3)
-    alone = {
-        "mine": shelf.load(shelf.folder / "fill"),
-        "other": shelf.load(shelf.folder / "any"),
-        None: shelf.load(None),
-    }
     for question, name, samples in zip(asked, who, drawn, strict=True):
         single = alone[name].sample(question, n=2, seed=3, future=name is not None)
         assert [s.text for s in samples] == [s.text for s in single]
@@ -156,8 +153,8 @@ def test_samples_of_a_mixed_batch_are_those_that_each_adapter_alone_draws(shelf,
             assert sample.log_prob == exactly(both.log_prob(sample.query).log_prob)
 
 
-def test_rankings_are_those_of_the_adapter_that_they_name(shelf, both):
-    fill, plain = shelf.load(shelf.folder / "fill"), shelf.load(None)
+def test_rankings_are_those_of_the_adapter_that_they_name(both, alone):
+    fill, plain = alone["mine"], alone[None]
     gap, end = "The {{cat|dog|bird}} sat.", "The cat sat on the {{mat|log}}"
     for ranking, single in [
         (both.rank(gap), plain.rank(gap)),  # a choice among alternatives needs no future

@@ -523,6 +523,13 @@ def joint(table, places, sampling):
     return probabilities
 
 
+def counted(architecture, sampling, future=True):
+    """Return a model of transformers, and how often each completion of BLANKS is drawn from its twin."""
+    reference, ours = twins(architecture, vocabulary=3, scale=0.15)
+    drawn = sample(ours, [BLANKS], 3000, sampling, future, most_rows=500)[0]
+    return reference, Counter(tuple(tokens.tolist()) for tokens, _ in drawn)
+
+
 def fit(counts, probabilities):
     """The chi-square test's p-value; outcomes that are expected fewer than five times are pooled."""
     n = counts.total()
@@ -549,27 +556,20 @@ def fit(counts, probabilities):
 )
 @pytest.mark.parametrize("architecture", ["gpt_neox", "llama"])
 def test_samples_come_as_often_as_their_probability_says(architecture, sampling):
-    reference, ours = twins(architecture, vocabulary=3, scale=0.15)
-    n = 3000
-    drawn = sample(ours, [BLANKS], n, sampling, most_rows=500)[0]
-    counts = Counter(tuple(tokens.tolist()) for tokens, _ in drawn)
+    reference, counts = counted(architecture, sampling)
     probabilities = joint(chain(reference, BLANKS), 3, sampling)
     assert sum(probabilities.values()) == pytest.approx(1)
     assert fit(counts, probabilities) > 1e-3
 
 
 def test_the_frequency_test_can_tell_the_future_and_the_temperature_apart():
-    reference, ours = twins("llama", vocabulary=3, scale=0.15)
-    drawn = sample(ours, [BLANKS], 3000, Sampling(seed=11), most_rows=500)[0]
-    counts = Counter(tuple(tokens.tolist()) for tokens, _ in drawn)
+    reference, counts = counted("llama", Sampling(seed=11))
     assert fit(counts, joint(chain(reference, BLANKS, future=False), 3, Sampling())) < 1e-6
     assert fit(counts, joint(chain(reference, BLANKS), 3, Sampling(temperature=0.9))) < 1e-3
 
 
 def test_left_to_right_samples_come_as_often_as_their_probability_says():
-    reference, ours = twins("llama", vocabulary=3, scale=0.15)
-    drawn = sample(ours, [BLANKS], 3000, Sampling(seed=3), future=False, most_rows=500)[0]
-    counts = Counter(tuple(tokens.tolist()) for tokens, _ in drawn)
+    reference, counts = counted("llama", Sampling(seed=3), future=False)
     assert fit(counts, joint(chain(reference, BLANKS, future=False), 3, Sampling())) > 1e-3
 
 

@@ -497,18 +497,14 @@ def test_bfloat16_on_a_cpu_is_close_to_float32():
         assert sample.log_prob == pytest.approx(half.log_prob(sample.query).log_prob, rel=0, abs=0.2)
 
 
-def lora(network, **how):
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM", **how)
-    return peft.get_peft_model(network, config)
-
-
 def test_a_lora_adapter_is_part_of_the_model(lm):
-    network = tiny_model(vocabulary=VOCABULARY, scale=0.15).double()
-    adapted = make(model=lora(network).double())
-    query = lm.query(TEMPLATE)
-    merged = lora(tiny_model(vocabulary=VOCABULARY, scale=0.15).double()).double().merge_and_unload()
+    from shelves import lora
+
+    one, other = (
+        lora(tiny_model(vocabulary=VOCABULARY, scale=0.15).double(), "q_proj", "v_proj", seed=0).double()
+        for _ in range(2)
+    )
+    adapted, merged, query = make(model=one), other.merge_and_unload(), lm.query(TEMPLATE)
     want = expected(merged, query)
     assert scores(adapted, TEMPLATE) == pytest.approx(want, abs=1e-6)
     assert scores(lm, TEMPLATE) != pytest.approx(want, abs=0.01)

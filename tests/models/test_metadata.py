@@ -70,11 +70,6 @@ def test_fields_of_later_minor_changes_are_passed_over(tmp_path):
     assert Metadata.read(tmp_path) == FULL
 
 
-def test_only_ac_gpt_reads_copies():
-    assert FULL.reads_copies and Metadata().reads_copies
-    assert not Metadata(method="gpt").reads_copies
-
-
 def test_the_config_of_a_model_may_carry_it():
     model = tiny_model()
     assert Metadata.of(model.config) is None
@@ -107,14 +102,10 @@ def test_the_hash_of_weights_differs_when_a_weight_does():
         with torch.no_grad():
             weight.view(-1)[0] += 1
         seen.add(weights_hash(model))
-    assert len(seen) == 6
-
-
-def test_the_hash_of_weights_sees_a_change_anywhere_that_touches_all_of_a_tensor():
     model = rounded()
     with torch.no_grad():
-        model.get_parameter("model.layers.0.self_attn.v_proj.weight").mul_(1.1)
-    assert weights_hash(model) != weights_hash(rounded())
+        model.get_parameter("model.layers.0.self_attn.v_proj.weight").mul_(1.1)  # all of a tensor
+    assert len(seen | {weights_hash(model)}) == 7
 
 
 def test_the_hash_of_a_tokenizer_is_that_of_what_it_does():

@@ -51,12 +51,19 @@ def slow_steps(monkeypatch):
     monkeypatch.setattr(Scheduler, "_step", slow)
 
 
+def connected(url):
+    """Return a socket that is connected to a server."""
+    parts = urlsplit(url)
+    connection = socket.create_connection((parts.hostname, parts.port))
+    connection.settimeout(10)
+    return connection
+
+
 def connect(url, path, body):
     """Send a request over a socket, and return the socket."""
-    parts, data = urlsplit(url), json.dumps(body).encode()
+    connection, data = connected(url), json.dumps(body).encode()
     kind = "Host: localhost\r\nContent-Type: application/json"
     head = f"POST {path} HTTP/1.1\r\n{kind}\r\nContent-Length: {len(data)}\r\n\r\n"
-    connection = socket.create_connection((parts.hostname, parts.port))
     connection.sendall(head.encode() + data)
     return connection
 
@@ -94,7 +101,6 @@ def test_an_answer_that_nobody_waits_for_is_not_logged(long_lm, slow_steps, capl
         elif end == "stop":
             service.stop()
         if end != "hang-up":
-            connection.settimeout(10)
             assert {"timeout": b" 504 ", "stop": b" 503 "}[end] in connection.recv(4096)
         assert until(lambda: not service.scheduler.jobs)
         time.sleep(0.1)  # for the callbacks of the futures
@@ -120,12 +126,10 @@ def test_a_client_that_hangs_up_before_a_stream_begins_is_noticed(server, monkey
 
 
 def test_a_body_that_does_not_come_is_given_up(long_lm):
-    with service_of(long_lm, timeout=0.3) as service, running(service) as server:
-        parts = urlsplit(server.url)
-        with socket.create_connection((parts.hostname, parts.port)) as connection:
-            connection.sendall(b"POST /v1/log_prob HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
-            connection.settimeout(10)
-            assert b" 504 " in connection.recv(4096)
+    head = b"POST /v1/log_prob HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
+    with service_of(long_lm, timeout=0.3) as service, running(service) as server, connected(server.url) as connection:
+        connection.sendall(head + b"{")
+        assert b" 504 " in connection.recv(4096)
 
 
 WHOLE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -144,11 +148,9 @@ def received(connection):
 @pytest.mark.parametrize(("before", "sent"), [(b"", b""), (b"", WHOLE[:8]), (b"", WHOLE[:-2]), (WHOLE, WHOLE[:8])])
 def test_a_connection_without_a_whole_head_is_closed(server, monkeypatch, before, sent):
     monkeypatch.setattr("acgpt.serving.connection.HEAD_SECONDS", 0.3)
-    parts = urlsplit(server.url)
-    with socket.create_connection((parts.hostname, parts.port)) as connection:
+    with connected(server.url) as connection:
         if before:
             connection.sendall(before)
-            connection.settimeout(10)
             answer = b""
             while not answer.endswith(b"}"):
                 answer += connection.recv(4096)
@@ -168,13 +170,13 @@ def test_the_time_for_a_head_is_not_that_of_the_answer(server, slow_steps, monke
 def test_too_many_connections_are_told_so(long_lm, monkeypatch):
     monkeypatch.setattr("acgpt.serving.connection.MOST_CONNECTIONS", 2)
     with service_of(long_lm) as service, running(service) as server:
-        parts, state = urlsplit(server.url), server.server.server_state
-        idle = [socket.create_connection((parts.hostname, parts.port)) for _ in range(2)]
+        state = server.server.server_state
+        idle = [connected(server.url) for _ in range(2)]
         assert until(lambda: len(state.connections) == 2)
         reply = httpx.get(f"{server.url}/health")
         assert reply.status_code == 503 and reply.headers["connection"] == "close" and "retry-after" in reply.headers
         assert reply.json()["error"]["code"] == "too_many_connections" and reply.json()["error"]["param"] is None
-        many = [socket.create_connection((parts.hostname, parts.port)) for _ in range(80)]
+        many = [connected(server.url) for _ in range(80)]
         assert until(lambda: 2 < len(state.connections) <= 2 + 64)
         for connection in idle + many:
             connection.close()
@@ -248,14 +250,13 @@ def test_a_stream_that_nobody_reads_ends_at_its_deadline(long_lm, slow_steps):
 
 
 def test_a_chunked_body_that_is_too_large_is_refused_while_it_is_read(long_lm):
-    with service_of(long_lm, max_body_bytes=10_000) as service, running(service) as server:
-        parts = urlsplit(server.url)
-        with socket.create_connection((parts.hostname, parts.port)) as connection:
-            connection.sendall(b"POST /v1/log_prob HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
-            for _ in range(11):  # the body does not end
-                connection.sendall(b"400\r\n" + b" " * 1024 + b"\r\n")
-            connection.settimeout(10)
-            assert b" 413 " in connection.recv(4096)
+    head = b"POST /v1/log_prob HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    limited = service_of(long_lm, max_body_bytes=10_000)
+    with limited as service, running(service) as server, connected(server.url) as connection:
+        connection.sendall(head)
+        for _ in range(11):  # the body does not end
+            connection.sendall(b"400\r\n" + b" " * 1024 + b"\r\n")
+        assert b" 413 " in connection.recv(4096)
 
 
 def test_pieces_arrive_before_the_fill_is_finished(server, slow_steps):
