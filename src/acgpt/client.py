@@ -25,8 +25,8 @@ from itertools import count
 from typing import Any, Generic, Self, TypeVar
 
 from acgpt.errors import InputError, QueryError, ServerError, TemplateError
-from acgpt.models.answer_json import fill_of, lengths_of, piece_of, query_of, ranking_of, sample_of, score_of
-from acgpt.models.answers import Piece
+from acgpt.models.answer_json import read
+from acgpt.models.answers import Fill, Lengths, Piece, Ranking, Sample, Score
 from acgpt.query.query import Query
 from acgpt.query.template import escape
 from acgpt.version import __version__
@@ -78,11 +78,6 @@ def to_question(question: Any) -> Any:
             f"a question must be a template (a string) or a Query, not {type(question).__name__}: {question!r}."
         )
     return question
-
-
-def each(read: Callable[[Any], Result]) -> Callable[[Any], list[Result]]:
-    """Return a function that reads a list of answers."""
-    return lambda answers: [read(answer) for answer in answers]
 
 
 # ---- replies --------------------------------------------------------------------------------------------------------
@@ -137,7 +132,8 @@ def piece_in(line: str) -> Piece | None:
     fields = json.loads(value)
     if "error" in fields:
         raise error_of(fields["error"]["message"], fields["error"]["code"], None)
-    return piece_of(fields)
+    piece: Piece = read(Piece, fields)
+    return piece
 
 
 # ---- clients --------------------------------------------------------------------------------------------------------
@@ -174,19 +170,19 @@ class Questions(ABC, Generic[HttpClient]):
 
     def log_prob(self, query: Question | Sequence[Question], *, future: bool | None = None, adapter: Any = None) -> Any:
         """Return the log-probability of the asked tokens, see `LanguageModel.log_prob`."""
-        return self._run(self._ask("log_prob", score_of, "query", query, {"future": future, "adapter": adapter}))
+        return self._run(self._ask("log_prob", Score, "query", query, {"future": future, "adapter": adapter}))
 
     def sample(
         self, query: Question | Sequence[Question], n: int = 1, *, seed: int | None = None, **options: Any
     ) -> Any:
         """Sample the asked tokens, see `LanguageModel.sample`; its option `notice` is without effect."""
         seed = secrets.randbits(32) if seed is None else seed  # the same for all questions of a list
-        return self._run(self._ask("sample", each(sample_of), "query", query, {**options, "n": n, "seed": seed}))
+        return self._run(self._ask("sample", list[Sample], "query", query, {**options, "n": n, "seed": seed}))
 
     def fill(self, template: str | Sequence[str], n: int = 5, *, seed: int | None = None, **options: Any) -> Any:
         """Fill the gaps of a template, see `LanguageModel.fill`; its option `notice` is without effect."""
         seed = secrets.randbits(32) if seed is None else seed
-        return self._run(self._ask("fill", each(fill_of), "template", template, {**options, "n": n, "seed": seed}))
+        return self._run(self._ask("fill", list[Fill], "template", template, {**options, "n": n, "seed": seed}))
 
     def infill(self, prefix: str, suffix: str, n: int = 1, **options: Any) -> Any:
         """Fill the gap between two strings, see `LanguageModel.infill`."""
@@ -194,15 +190,15 @@ class Questions(ABC, Generic[HttpClient]):
 
     def rank(self, template: str | Sequence[str], *, future: bool | None = None, adapter: Any = None) -> Any:
         """Rank the alternatives of a template, or of each of a list, see `LanguageModel.rank`."""
-        return self._run(self._ask("rank", ranking_of, "template", template, {"future": future, "adapter": adapter}))
+        return self._run(self._ask("rank", Ranking, "template", template, {"future": future, "adapter": adapter}))
 
     def lengths(self, template: str | Sequence[str], known: Sequence[int] = (), **options: Any) -> Any:
         """Return the probability of each length of a gap, see `LanguageModel.lengths`."""
-        return self._run(self._ask("lengths", lengths_of, "template", template, {**options, "known": list(known)}))
+        return self._run(self._ask("lengths", Lengths, "template", template, {**options, "known": list(known)}))
 
     def query(self, template: str) -> Any:
         """Tokenize a template, see `LanguageModel.query`."""
-        return self._run(self._ask("query", query_of, "template", template, {}))
+        return self._run(self._ask("query", Query, "template", template, {}))
 
     def pieces(self, tokens: Sequence[int]) -> Any:
         """Return the text that each token contributes, see `LanguageModel.pieces`."""
@@ -218,10 +214,8 @@ class Questions(ABC, Generic[HttpClient]):
     def _run(self, flow: Flow[Any]) -> Any:
         """Carry out a flow, and return its result."""
 
-    def _ask(
-        self, method: str, read: Callable[[Any], Any], field: str, questions: Any, options: Mapping[str, Any]
-    ) -> Flow[Any]:
-        """Ask one question or a list of them, in as many requests as it takes."""
+    def _ask(self, method: str, kind: Any, field: str, questions: Any, options: Mapping[str, Any]) -> Flow[Any]:
+        """Ask one question or a list of them, in as many requests as it takes; an answer is of this kind."""
         single = isinstance(questions, str | Query) or not isinstance(questions, Iterable)
         entries = [to_question(question) for question in ([questions] if single else questions)]
         batch = batch_size((yield from self._known())) if len(entries) > 1 else BATCH
@@ -229,7 +223,7 @@ class Questions(ABC, Generic[HttpClient]):
         for start in range(0, len(entries), batch):
             body = {field: entries[start : start + batch], **sent_options(options)}
             reply = yield from self._send("POST", method, body)
-            results += [read(answer) for answer in reply["results"]]
+            results += [read(kind, answer) for answer in reply["results"]]
         return results[0] if single else results
 
     def _known(self) -> Flow[dict[str, Any]]:

@@ -11,7 +11,7 @@ from servers import local_client, service_of
 from tolerance import exactly, same_scores
 
 from acgpt import Query
-from acgpt.models.answer_json import fill_of, lengths_of, piece_of, score_of, to_json
+from acgpt.models.answer_json import read, to_json
 from acgpt.models.answers import Fill, Lengths, Piece, Ranked, Ranking, Sample, Score, TokenScore
 from acgpt.serving import schemas
 from acgpt.serving.app import create_app
@@ -37,14 +37,14 @@ def test_scores_are_those_of_the_model(http, served_lm):
     reply = post(http, "log_prob", query=[CAPITAL, QUERY, "The {{dog}}"], future=True)
     expected = served_lm.log_prob([CAPITAL, of_query(QUERY), "The {{dog}}"], future=True)
     for fields_, score in zip(reply["results"], expected, strict=True):
-        assert same_scores(score_of(fields_), score)
+        assert same_scores(read(Score, fields_), score)
         assert fields_["log_prob"] == exactly(score.log_prob)
         assert fields_["perplexity"] == pytest.approx(score.perplexity)
 
 
 def test_one_question_is_a_list_of_one(http):
     (one,), (other,) = (post(http, "log_prob", query=query)["results"] for query in (CAPITAL, [CAPITAL]))
-    assert same_scores(score_of(one), score_of(other))
+    assert same_scores(read(Score, one), read(Score, other))
 
 
 def test_the_model_says_what_it_can_do(http, served_lm):
@@ -77,7 +77,7 @@ def test_a_stream_sends_pieces_and_then_the_fill(http, served_lm):
     body = {"template": "The {{_}} sat on {{_}} mat.", "max_tokens": 4, "seed": 1, "stream": True}
     reply = http.post("/v1/fill", json=body)
     assert reply.headers["content-type"].startswith("text/event-stream")
-    pieces = [piece_of(json.loads(line)) for line in events_of(reply)]
+    pieces = [read(Piece, json.loads(line)) for line in events_of(reply)]
     expected = list(served_lm.stream(body["template"], max_tokens=4, seed=1))
     assert pieces[-1].fill is not None and pieces[-1].fill.text == expected[-1].fill.text
     assert all(piece.fill is None for piece in pieces[:-1])
@@ -129,8 +129,8 @@ def test_numbers_that_are_not_finite_are_null_and_are_read_again():
     fill = Fill((token,), True, text="a", fills=("a",), seed=1, query=query, lengths=(1,), score=-math.inf)
     written = json.loads(json.dumps(to_json(fill), allow_nan=False))
     assert written["tokens"][0]["log_prob"] is written["log_prob"] is written["perplexity"] is written["score"] is None
-    assert fill_of(written) == fill
+    assert read(Fill, written) == fill
     lengths = Lengths({0: -math.inf, 2: -0.5})
-    assert lengths_of(json.loads(json.dumps(to_json(lengths), allow_nan=False))) == lengths
+    assert read(Lengths, json.loads(json.dumps(to_json(lengths), allow_nan=False))) == lengths
     piece = Piece("b", 0, fill)
-    assert piece_of(json.loads(json.dumps(to_json(piece), allow_nan=False))) == piece
+    assert read(Piece, json.loads(json.dumps(to_json(piece), allow_nan=False))) == piece

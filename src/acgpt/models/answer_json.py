@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, fields, is_dataclass
+from functools import cache
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from acgpt.common.files import finite
-from acgpt.models.answers import Fill, Lengths, Piece, Ranked, Ranking, Sample, Score, TokenScore
+from acgpt.models.answers import Fill, Lengths, Piece, Ranking, Sample, Score
 from acgpt.query.query import Query
-
-Object = Mapping[str, Any]
 
 
 def to_json(answer: Score | Lengths | Ranking | Piece | Query) -> dict[str, Any]:
@@ -27,72 +27,32 @@ def to_json(answer: Score | Lengths | Ranking | Piece | Query) -> dict[str, Any]
         return {"text": answer.text, "slot": answer.slot, "fill": fill}
     else:
         more = {}
-    fields: dict[str, Any] = finite({**asdict(answer), **more})
-    return fields
+    content: dict[str, Any] = finite({**asdict(answer), **more})
+    return content
 
 
-def score_of(fields: Object) -> Score:
-    """Read a score."""
-    return Score(**_scored(fields))
+def read(kind: Any, value: Any) -> Any:
+    """Read an answer from JSON.
+
+    Args:
+        kind: Type of the answer: a dataclass of `models.answers`, a query, or a list of these; or that of a field.
+        value: What JSON has for it.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        kind = Fill if kind is Sample and "lengths" in value else kind
+        return kind(**{name: read(hint, value[name]) for name, hint in field_types(kind).items()})
+    if origin in (list, tuple):
+        return origin(read(inner[0], entry) for entry in value)
+    if origin is Mapping:
+        return {inner[0](key): read(inner[1], entry) for key, entry in value.items()}
+    if NoneType in inner:
+        return None if value is None else read(inner[0], value)
+    return -math.inf if kind is float and value is None else value  # JSON has no infinity
 
 
-def sample_of(fields: Object) -> Sample:
-    """Read a sample, or a fill if it has the fields of one."""
-    if "lengths" in fields:
-        return fill_of(fields)
-    return Sample(**_scored(fields), **_sampled(fields))
-
-
-def fill_of(fields: Object) -> Fill:
-    """Read a fill."""
-    return Fill(
-        **_scored(fields),
-        **_sampled(fields),
-        lengths=tuple(fields["lengths"]),
-        length_log_prob=fields["length_log_prob"],
-        score=_number(fields["score"]),
-    )
-
-
-def lengths_of(fields: Object) -> Lengths:
-    """Read the probabilities of lengths."""
-    return Lengths({int(length): _number(log_prob) for length, log_prob in fields["log_probs"].items()})
-
-
-def ranking_of(fields: Object) -> Ranking:
-    """Read a ranking."""
-    ranked = (
-        Ranked(entry["text"], tuple(entry["choice"]), entry["probability"], _number(entry["log_prob"]))
-        for entry in fields["alternatives"]
-    )
-    return Ranking(tuple(ranked), fields["compared"], fields["future"], fields["adapter"])
-
-
-def piece_of(fields: Object) -> Piece:
-    """Read a piece of a stream."""
-    return Piece(fields["text"], fields["slot"], None if fields["fill"] is None else fill_of(fields["fill"]))
-
-
-def query_of(fields: Object) -> Query:
-    """Read a query."""
-    return Query(fields["tokens"], fields["given"], fields["asked"], fields["start"])
-
-
-def _number(value: float | None) -> float:
-    """Return a number that was written as null if it was not finite."""
-    return -math.inf if value is None else value
-
-
-def _scored(fields: Object) -> dict[str, Any]:
-    """Return the arguments of `Score`."""
-    tokens = tuple(
-        TokenScore(token["text"], token["id"], token["position"], _number(token["log_prob"]))
-        for token in fields["tokens"]
-    )
-    return {"tokens": tokens, "future": fields["future"], "adapter": fields["adapter"], "bound": fields["bound"]}
-
-
-def _sampled(fields: Object) -> dict[str, Any]:
-    """Return the arguments of `Sample` that `Score` does not have."""
-    query = query_of(fields["query"])
-    return {"text": fields["text"], "fills": tuple(fields["fills"]), "seed": fields["seed"], "query": query}
+@cache
+def field_types(kind: type) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass."""
+    hints = get_type_hints(kind)
+    return {item.name: hints[item.name] for item in fields(kind)}
