@@ -14,7 +14,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from acgpt.errors import ModelError, QueryError, TemplateError
 from acgpt.query.template import Given, Part, Slot, escape_slot, parse, rendered
-from acgpt.query.text import TOGETHER, Encoded, encode, encode_text, pieces, pieces_of_many
+from acgpt.query.text import Encoded, encode, encode_text, pieces
 
 TEXTS = [
     "",
@@ -129,38 +129,6 @@ def test_parts_of_several_tokens_contribute_what_their_tokens_do(
     ends = sorted({cut for cut in cuts if cut < len(ids)} | ({len(ids)} if ids else set()))
     each, found = pieces(ids, tokenizer), pieces(ids, tokenizer, ends)
     assert found == ["".join(each[start:end]) for start, end in pairwise([0, *ends])]
-
-
-@settings(thorough, max_examples=examples(24))
-@given(data=st.data())
-def test_many_texts_are_cut_as_each_would_be_alone(data: st.DataObject, tokenizer: PreTrainedTokenizerBase) -> None:
-    token = st.integers(0, 300) | st.integers(0, len(tokenizer) - 1)  # halves of characters too
-    cut = []
-    for ids in data.draw(st.lists(st.lists(token, min_size=1, max_size=12), max_size=2 * TOGETHER + 1)):
-        cut.append((ids, sorted({*data.draw(st.sets(st.integers(1, len(ids)))), len(ids)})))
-    assert list(pieces_of_many(cut, tokenizer)) == [pieces(ids, tokenizer, ends) for ids, ends in cut]
-
-
-@pytest.mark.parametrize("way", ["an object", "a class", "a slow one"])
-def test_many_texts_of_a_tokenizer_with_a_way_of_its_own_are_decoded_in_it(
-    way: str, gpt2: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def loudly(ids: list[int], **options: Any) -> str:
-        return str(type(gpt2).decode(gpt2, ids, **options)).upper()
-
-    cut = [(encode_text(text, gpt2), [1, len(encode_text(text, gpt2))]) for text in ("that is it", "a 👍 there")]
-    quiet = [pieces(ids, gpt2, ends) for ids, ends in cut]
-    tokenizer: Any = Counting(gpt2, way != "a slow one")
-    if way == "a class":
-        own = type(
-            "Loud", (type(gpt2),), {"_decode": lambda self, token_ids, **options: gpt2.decode(token_ids).upper()}
-        )
-        tokenizer = own(tokenizer_object=gpt2.backend_tokenizer)
-    elif way == "an object":
-        tokenizer = own = type(gpt2)(tokenizer_object=gpt2.backend_tokenizer)
-        monkeypatch.setattr(own, "decode", loudly)
-    wanted = quiet if way == "a slow one" else [[piece.upper() for piece in of_text] for of_text in quiet]
-    assert list(pieces_of_many(cut, tokenizer)) == wanted
 
 
 def test_a_character_comes_with_the_token_that_completes_it(gpt2: PreTrainedTokenizerBase) -> None:

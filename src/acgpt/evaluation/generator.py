@@ -48,7 +48,7 @@ from acgpt.models.metadata import model_method, tokenizer_hash, weights_hash
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.modes import MODES, Mode, modes_named
 from acgpt.query.query import Query
-from acgpt.query.text import pieces_of_many
+from acgpt.query.text import pieces
 
 INDEX = "index.json"
 DISK_REMEDY = "Free disk space, check the folder's permissions, or choose another folder. Finished samples are kept."
@@ -476,7 +476,7 @@ def decode_runs(
         for part, part_runs in zip(text_parts, text_runs, strict=True)
         if part_runs[0][0] != "u"
     ]
-    texts = pieces_of_many(known, tokenizer)
+    texts = (pieces(ids, tokenizer, ends) for ids, ends in known)
     for text_runs in runs:
         yield [
             (run[0], text)

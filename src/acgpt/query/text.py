@@ -13,9 +13,9 @@ tokens without an id.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise, takewhile
+from itertools import accumulate, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,8 +35,6 @@ _PLACEHOLDERS = "\ua000\U00013000\U00012000\ue000\uf8ff"
 # it stays in the text. With the space, byte-level tokenizers split an indentation as they do before a word;
 # SentencePiece makes one token of the whole indentation unless the space that belongs to the blank is removed.
 _FORMS = [(placeholder, keep_space) for keep_space in (True, False) for placeholder in _PLACEHOLDERS]
-
-TOGETHER = 16  # texts decoded in one call: enough for the cores of a large machine
 
 
 @dataclass(frozen=True)
@@ -160,34 +158,6 @@ def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, ends: Sequenc
     if result:
         result[-1] += text[settled:]
     return result
-
-
-def pieces_of_many(
-    texts: Sequence[tuple[Sequence[int], Sequence[int]]], tokenizer: PreTrainedTokenizerBase
-) -> Iterator[list[str]]:
-    """Yield the `pieces` of many texts, each with the ends of its parts; they are decoded together, on all cores."""
-    if not _decodes_as_backend(tokenizer):
-        yield from (pieces(ids, tokenizer, ends) for ids, ends in texts)
-        return
-    for start in range(0, len(texts), TOGETHER):
-        group = texts[start : start + TOGETHER]
-        parts = [ids[begin:end] for ids, ends in group for begin, end in pairwise([0, *ends])]
-        decoded = iter(
-            tokenizer.backend_tokenizer.decode_batch([*(ids for ids, _ in group), *parts], skip_special_tokens=False)
-        )
-        for (ids, ends), whole in zip(group, list(islice(decoded, len(group))), strict=True):
-            alone = list(islice(decoded, len(ends)))
-            yield alone if "".join(alone) == whole else pieces(ids, tokenizer, ends)
-
-
-def _decodes_as_backend(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether `decode` is that of the tokenizers library, not overridden by this tokenizer."""
-    from transformers import PreTrainedTokenizerFast
-
-    return tokenizer.is_fast and all(
-        getattr(getattr(tokenizer, name, None), "__func__", None) is getattr(PreTrainedTokenizerFast, name)
-        for name in ("decode", "_decode")
-    )
 
 
 def _agreement(a: str, b: str) -> int:
