@@ -53,9 +53,7 @@ def draw_distances(path: str | Path, by_distance: Mapping[str, Any]) -> None:
         figure.savefig(path, dpi=150)
 
 
-def draw_curve(
-    axes: Axes, gains: Mapping[str, Mapping[str, Any]], name: str | None, colour: str, style: str = "-"
-) -> None:
+def draw_curve(axes: Axes, gains: Mapping[str, Mapping[str, Any]], name: str | None, colour: str) -> None:
     """Draw one curve of gains by bin with its intervals; bins without a finite gain are left out."""
     points = [(LABELS.index(label), entry) for label, entry in gains.items() if entry["gain"] is not None]
     xs, ys = [column for column, _ in points], [entry["gain"] for _, entry in points]
@@ -63,9 +61,7 @@ def draw_curve(
         [abs(entry["gain"] - entry["interval"][end]) if entry["interval"] else math.nan for _, entry in points]
         for end in (0, 1)
     ]
-    axes.errorbar(
-        xs, ys, errors, color=colour, linestyle=style, linewidth=1.4, marker="o", markersize=4, capsize=2, label=name
-    )
+    axes.errorbar(xs, ys, errors, color=colour, linewidth=1.4, marker="o", markersize=4, capsize=2, label=name)
     axes.set_xticks(range(len(LABELS)), LABELS)
     axes.axhline(0, color="#666666", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)

@@ -78,15 +78,9 @@ class Metadata:
             raise ModelError(
                 f"{source} has format version {version}; this acgpt reads up to {FORMAT_VERSION}. Upgrade acgpt."
             )
-        fields: dict[str, tuple[type, ...]] = {
-            "method": (str,),
-            "conditioning": (dict, type(None)),
-            "bos_token_id": (int, type(None)),
-            "mask_token_id": (int, type(None)),
-            "base_hash": (str, type(None)),
-            "tokenizer_hash": (str, type(None)),
-            "lengths": (dict, type(None)),
-        }
+        optional = {"conditioning": dict, "bos_token_id": int, "mask_token_id": int, "base_hash": str}
+        optional |= {"tokenizer_hash": str, "lengths": dict}
+        fields: dict[str, Any] = {"method": str} | {name: kind | None for name, kind in optional.items()}
         known: dict[str, Any] = {name: content[name] for name in fields if name in content}
         for name, value in known.items():
             if not isinstance(value, fields[name]):

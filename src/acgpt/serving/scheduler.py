@@ -26,7 +26,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import InvalidStateError
 from typing import Any, TypeVar
 
@@ -279,6 +279,13 @@ class Scheduler:
             else:
                 job.future.set_exception(error)
 
+    def _apart(self, error: Exception, parts: Sequence[Any], repeat: Callable[[Any], None]) -> None:
+        """Repeat a pass that has failed for each of its parts, so that only those fail that cannot be computed."""
+        if len(parts) == 1:
+            return self._finish(parts[0].job, error=error)
+        for part in parts:
+            repeat(part)
+
     def _abandon(self, job: Job[Any]) -> None:
         """Forget a job that was cancelled."""
         self._forget(job)
@@ -420,12 +427,7 @@ class Scheduler:
         except Abandoned:
             return
         except Exception as error:
-            if len(rows) == 1:
-                self._finish(rows[0].job, error=error)
-            else:
-                for pending in rows:
-                    self._join(route, [pending])
-            return
+            return self._apart(error, rows, lambda pending: self._join(route, [pending]))
         pool = self.pools[route]
         for pending, row in zip(rows, joined, strict=True):
             pending.row, pending.job.begun = row, True
@@ -528,12 +530,7 @@ class Scheduler:
         except Abandoned:
             return
         except Exception as error:
-            if len(pending) == 1:
-                self._finish(pending[0].job, error=error)
-            else:
-                for each in pending:
-                    self._score_together(route, [each])
-            return
+            return self._apart(error, pending, lambda each: self._score_together(route, [each]))
         self.counts.scored += sum(map(len, answers))
         for each, answer in zip(pending, answers, strict=True):
             self._answered(each.job, each.index, answer)
