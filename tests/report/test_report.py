@@ -416,26 +416,6 @@ def test_names_are_shown_as_they_are_in_latex_and_markdown(tmp_path, figures):
     assert escape_latex("--r_max") == r"-{}-r\_max" and plain_markdown("a|b*") == r"a\|b\*"
 
 
-def test_latex_has_booktabs_rules_between_groups_and_the_best_in_bold():
-    columns = (Column("name", "name"), Column("gain", "gain", form="+z.1f%", best=max))
-    rows = (
-        Row({"name": "a", "gain": -0.04}, 0),
-        Row({"name": "b", "gain": 2.0}, 0, "a note, 5 %"),
-        Row({"name": "c"}, 1),
-    )
-    text = Table("Title", "Words.", columns, rows, "name").latex("tab:x")
-    body = text.partition(r"\toprule")[2].partition(r"\bottomrule")[0].strip().splitlines()
-    assert body == [
-        r"name & gain \\",
-        r"\midrule",
-        r"a & $+0.0\%$ \\",
-        r"b\textsuperscript{1} & $\mathbf{+2.0\%}$ \\",
-        r"\midrule",
-        r"c & -- \\",
-    ]
-    assert r"\begin{tabular}{lr}" in text and r"\label{tab:x}" in text and r"a note, 5 \%" in text
-
-
 def test_a_name_that_begins_a_row_is_not_taken_for_an_argument_of_the_line_before():
     names = ("[x]", "*", "plain")
     rows = tuple(Row({"name": name}, name) for name in names)

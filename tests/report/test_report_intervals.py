@@ -231,10 +231,10 @@ def test_only_gpt_that_read_as_much_and_was_asked_the_same_is_compared_with(tmp_
 
 def test_differences_are_written_with_their_ends_and_without():
     columns = (Column("name", "name"), Column("gain", "gain", form="+z.1f%", interval=True))
-    cells = [Difference(1.25, (0.5, 2.0)), Difference(-1.0, (-2.0, 0.5)), Difference(3.0), None, 4.0]
+    cells = [Difference(1.25, (0.5, 2.0)), Difference(-1.0, (-2.0, 0.5)), Difference(3.0), None, -0.04]
     table = Table("t", "c", columns, tuple(Row({"name": str(i), "gain": x}, 0) for i, x in enumerate(cells)), "name")
     column = [line.split(" | ")[1].rstrip(" |") for line in table.markdown().splitlines()[2:]]
-    assert column == ["**+1.2% (+0.5 to +2.0)**", "-1.0% (-2.0 to +0.5)", "+3.0%", "--", "+4.0%"]
+    assert column == ["**+1.2% (+0.5 to +2.0)**", "-1.0% (-2.0 to +0.5)", "+3.0%", "--", "+0.0%"]
     assert table.as_csv().splitlines()[1:3] == ["run,0,1.25,0.5,2.0,", "run,1,-1.0,-2.0,0.5,"]
     assert [row["gain_interval"] for row in table.as_dicts()] == [[0.5, 2.0], [-2.0, 0.5], None, None, None]
 
