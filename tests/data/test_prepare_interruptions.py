@@ -71,15 +71,6 @@ def complete_or_absent(folder):
                 assert sha256((folder / shard["file"]).read_bytes()).hexdigest() == shard["sha256"]
 
 
-def test_a_record_is_replaced_as_a_whole(tmp_path):
-    write_json(tmp_path / "record.json", {"number": 1})
-    with (tmp_path / "record.json").open() as old:
-        write_json(tmp_path / "record.json", {"number": 2})
-        assert json.load(old) == {"number": 1}  # whoever has the old one can read it to its end
-    assert json.loads((tmp_path / "record.json").read_text()) == {"number": 2}
-    assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
-
-
 @pytest.mark.parametrize("content", ["text", b"text", [b"te", b"xt"]])
 def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch, content):
     disk, path = watched_disk(monkeypatch), tmp_path / "folder" / "file"

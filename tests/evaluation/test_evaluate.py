@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 import torch
 from models import expected_log_probs, tiny_model, twins
-from test_evaluation_set import CONDITIONAL, small_set
+from test_evaluation_set import small_set
 
 from acgpt.engine.attention import check_model
 from acgpt.engine.engine import Engine
@@ -45,36 +45,25 @@ def by_hand(reference, evaluation_dataset, mode):
 # ---- perplexity -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-def test_perplexities_are_those_of_a_dense_mask_by_hand(architecture):
+@pytest.mark.parametrize(("architecture", "method"), [("gpt2", "ac-gpt"), ("llama", "ac-gpt"), ("llama", "gpt")])
+def test_perplexities_are_those_of_a_dense_mask_by_hand(architecture, method):
     reference, ours = twins(architecture)
     evaluation_dataset = small_set()
-    evaluation = ask(ours, evaluation_dataset)
+    evaluation = ask(ours, evaluation_dataset, method)
     assert list(evaluation.modes) == list(MODES)
     for mode, result in evaluation.modes.items():
+        if result is None:
+            assert method == "gpt" and MODES[mode].future
+            continue
         want = by_hand(reference, evaluation_dataset, mode)
         assert result.tokens == len(want) and result.texts == 6
         assert result.mean_nll == pytest.approx(-sum(want) / len(want), abs=1e-9)
         assert result.perplexity == pytest.approx(math.exp(-sum(want) / len(want)), rel=1e-9)
         assert evaluation.records()[f"{mode}.log_prob"].tolist() == pytest.approx(want, abs=1e-9)
     for mode, without in WITHOUT_FUTURE.items():
-        ratio = evaluation.modes[mode].perplexity / evaluation.modes[without].perplexity
-        assert evaluation.gains[mode].percent == pytest.approx(100 * (1 - ratio))
-
-
-def test_modes_without_the_future_are_a_left_to_right_evaluation_of_the_same_places():
-    reference, ours = tiny_model().double(), twins()[1]
-    evaluation_dataset = small_set()
-    texts = torch.from_numpy(evaluation_dataset.tokens).long()
-    with torch.no_grad():  # the plain model, as anybody would run it
-        logits = reference(torch.cat([torch.zeros(6, 1, dtype=torch.long), texts], dim=1)).logits[:, :-1]
-    plain = logits.log_softmax(-1).gather(2, texts[:, :, None])[:, :, 0].numpy()
-    for method in ("ac-gpt", "gpt"):
-        results = ask(ours, evaluation_dataset, method).modes
-        assert results["unconditional"].mean_nll == pytest.approx(-plain.mean(), abs=1e-9)
-        for name in CONDITIONAL:
-            want = -plain[evaluation_dataset.sampled_roles[name] == ASKED].mean()
-            assert results[f"{name}-no-future"].mean_nll == pytest.approx(want, abs=1e-9)
+        if method == "ac-gpt":
+            ratio = evaluation.modes[mode].perplexity / evaluation.modes[without].perplexity
+            assert evaluation.gains[mode].percent == pytest.approx(100 * (1 - ratio))
 
 
 def test_unknown_tokens_are_hidden_with_and_without_the_future():
@@ -188,17 +177,6 @@ def test_a_model_whose_logits_are_no_numbers_is_refused():
 
 
 # ---- intervals ------------------------------------------------------------------------------------------------------
-
-
-def test_intervals_hold_the_true_perplexity_as_often_as_they_say():
-    rng = np.random.default_rng(0)
-    held = []
-    for trial in range(200):
-        counts = rng.integers(5, 30, size=60).astype(float)  # texts differ in length and in difficulty
-        nlls = counts * rng.normal(3, 0.5, size=60) + rng.normal(0, np.sqrt(counts))
-        low, high = percentiles(resampled_means({"m": (nlls, counts)}, seed=trial)["m"], 60)
-        held.append(low <= 3 <= high)
-    assert 0.90 <= np.mean(held) <= 0.985
 
 
 def test_an_interval_is_that_of_resampling_by_hand():
@@ -363,11 +341,6 @@ def test_many_texts_are_resampled_in_parts():
     means = resampled_means(sums, seed=0)["m"]
     assert means.shape == (1000,) and len(set(means.tolist())) > 990
     assert means.std() == pytest.approx(np.arange(10_000.0).std() / 100, rel=0.1)
-
-
-def test_one_text_has_no_interval():
-    result = ask(twins()[1], small_set(limit=1))
-    assert result.modes["training"].interval is None and result.gains["training"].interval is None
 
 
 def test_an_impossible_token_makes_an_infinite_perplexity_which_json_has_not():

@@ -257,9 +257,8 @@ def test_cells_are_chosen_by_number_name_and_pattern():
     assert [cell.name for cell in experiment.chosen(["2", "gpt-*"])] == ["ac-gpt-seed1", "gpt-seed0", "gpt-seed1"]
     assert [cell.name for cell in experiment.chosen(["gpt-seed1"])] == ["gpt-seed1"]
     assert len(experiment.chosen()) == 4
-    for wrong in ("5", "0", "ac-gpt-seed7"):
-        with pytest.raises(InputError, match="there is no cell"):
-            experiment.chosen([wrong])
+    with pytest.raises(InputError, match="there is no cell 0"):
+        experiment.chosen(["0"])
 
 
 # ---- those that come with acgpt -------------------------------------------------------------------------------------

@@ -153,16 +153,6 @@ def test_a_cell_that_fails_is_reported_and_the_others_run(tmp_path, told):
         assert cell.log.read_text().count("$ acgpt train") == (2 if cell.name == "seed1" else 1)
 
 
-def test_an_evaluation_that_failed_is_made_up_without_training_again(tmp_path, told):
-    cells = three(tmp_path).cells[:1]
-    (told / "evaluate-fails").touch()
-    state = Runner(cells).run()["seed0"]
-    assert (state.state, state.evaluated) == ("failed", 0) and "error: no such split" in state.error
-    (told / "evaluate-fails").unlink()
-    assert Runner(cells).run()["seed0"].state == "done"
-    assert cells[0].log.read_text().count("$ acgpt train") == 1
-
-
 def test_a_cell_draws_once_it_is_evaluated_and_never_twice(tmp_path, told):
     keys = {"set": {"corpus": "c"}, "evaluate": {"splits": ["a"]}, "generate": {"splits": ["a", "b"]}}
     found, shown = made(tmp_path / "out", grid={"seed": [0]}, **keys), []

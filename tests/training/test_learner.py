@@ -15,11 +15,9 @@ from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig
 
 import acgpt.training.learner as learner_module
 from acgpt.engine.attention import check_model
-from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Budget
 from acgpt.engine.peft import adapter_layers, add_lora, join_products, switched
 from acgpt.errors import ModelError
-from acgpt.evaluation.perplexity import queries_of
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, generator
 from acgpt.training.learner import Learner, Work, choose_attention, has_plain_head, matmul_rate, new_model
 from acgpt.training.networks import disable_dropout
@@ -48,18 +46,6 @@ def learner_of(model, backend="dense"):
 
 
 MIXED = Conditioning((Blocks(r_max=0.8, unknown=0.2), Empty()), (0.7, 0.3))
-
-
-@pytest.mark.parametrize("budget", [None, Budget(64, 64)])
-@pytest.mark.parametrize("conditioning", [Conditioning(), Conditioning((Empty(),)), MIXED], ids=["ac", "gpt", "mixed"])
-def test_the_loss_is_the_sum_that_scoring_gives(conditioning, budget):
-    model = small_model().double()
-    tokens, roles, batch = batch_of(conditioning, budget=budget)
-    queries = queries_of(tokens, roles)
-    with torch.no_grad():
-        scores = Engine(model, bos=BOS, mask=MASK, backend="dense", budget=10**6).log_probs(queries, future=True)
-    assert learner_of(model)(batch).item() == pytest.approx(-sum(map(sum, scores)), rel=1e-9)
-    assert batch.asked == sum(map(len, scores))
 
 
 def test_gradients_are_those_of_a_difference_quotient():

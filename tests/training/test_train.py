@@ -194,14 +194,6 @@ def test_tensorboard_gets_the_log_where_it_is_installed(corpus, tmp_path, monkey
     assert losses == loss_of(tmp_path / "run")
 
 
-def test_without_tensorboard_and_matplotlib_there_is_the_log(corpus, tmp_path, monkeypatch):
-    for name in ("torch.utils.tensorboard", "matplotlib"):
-        monkeypatch.setitem(sys.modules, name, None)
-    train(recipe_of(corpus, tmp_path / "run", steps=2, warmup=0), quiet=True)
-    names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert "log.csv" in names and not names & {"loss.png", "tensorboard"}
-
-
 @pytest.mark.parametrize("steps", [1, 3])
 def test_everything_in_a_picture_of_a_run_can_be_seen_also_where_it_is_one_point(steps, tmp_path, monkeypatch):
     drawn = []
@@ -320,13 +312,6 @@ def test_epochs_are_counted_in_steps(corpus, tmp_path):
     texts = Corpus.open(corpus).tokens("train").chunks(31)
     plan = settle(make({"epochs": 2.5, "batch": 8, "device": "cpu", "warmup": 1}, "x"), texts)
     assert plan.steps == round(2.5 * texts / 8)
-
-
-def test_a_corpus_without_the_split_is_trained_on_and_not_evaluated(tmp_path):
-    corpus = write_corpus(tmp_path / "corpus", splits=("train",))
-    results = train(recipe_of(corpus, tmp_path / "run", steps=2, warmup=0), quiet=True)
-    assert results["evaluation"] is None
-    assert (tmp_path / "run" / "model").is_dir()
 
 
 # ---- what a recipe leaves to the machine ----------------------------------------------------------------------------

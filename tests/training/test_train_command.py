@@ -143,10 +143,11 @@ def test_a_run_that_is_broken_off_at_once_says_how_to_go_on(recipe_file, tmp_pat
     assert done.exit_code == 130 and "interrupted. There is no checkpoint yet" in done.stderr
 
 
-def test_that_nothing_will_be_evaluated_is_told_before_training(recipe_file, tmp_path):
+def test_a_corpus_without_the_split_is_trained_on_and_that_nothing_will_be_evaluated_is_told(recipe_file, tmp_path):
     held = write_corpus(tmp_path / "corpus", splits=("train",))
     done = command(recipe_file, f"corpus={held}", f"output={tmp_path / 'run'}", "steps=2", "warmup=0")
     assert done.exit_code == 0 and "nothing will be evaluated" in done.stderr.partition("step ")[0]
+    assert results_of(tmp_path / "run")["evaluation"] is None and (tmp_path / "run" / "model").is_dir()
 
 
 def test_an_evaluation_shows_how_far_it_has_come(corpus, tmp_path, monkeypatch, capsys):

@@ -162,11 +162,6 @@ def test_fsdp_as_accelerate_launches_it_from_the_configuration_that_is_shipped(c
     results = json.loads((run / "results.json").read_text())
     assert results["fsdp"] and results["recipe"]["parallel"] == "ddp"
     check_learnt_the_same(run, alone)
-    refused = ranks(2, *words_of(corpus, tmp_path / "muon", optimizer="muon"), output=tmp_path / "refused", env=env)
-    with ended(*refused):
-        assert [command.wait() for command in refused] == [2, 2]
-    assert "Muon does not work with FSDP" in refused[0].printed() and refused[1].printed() == ""
-    assert not (tmp_path / "muon").exists()
 
 
 def fail_to_export(_):
