@@ -33,7 +33,6 @@ from acgpt.report.runs import (
     Run,
     RunEvaluation,
     describe_set,
-    measurements,
 )
 from acgpt.report.tables import (
     INTERVALS,
@@ -189,22 +188,18 @@ def identity(run: Run) -> str:
 
 def entries_of(runs: Sequence[Run]) -> tuple[list[Entry], list[str]]:
     """Group runs into rows, in the order of the runs; return also notes on runs that repeat another."""
-    frame = measurements(runs)
-    frame["variant"] = frame["run"].map({run: identity(run) for run in runs})
-    row_keys, unique_keys = ["variant", "set", "options"], ["variant", "set", "options", "mode", "seed"]
-    repeats = frame.duplicated(unique_keys)
-    first_name = frame.groupby(unique_keys)["name"].transform("first")
-    notes = {
-        name: f"{name} repeats {other} with the same seed {seed}: left out."
-        for name, other, seed in zip(frame["name"][repeats], first_name[repeats], frame["seed"][repeats], strict=True)
-    }
-    entries = []
-    for _, group in frame[~repeats].groupby(row_keys, sort=False):
-        by_seed = group.drop_duplicates("seed")
-        bound = bool(group["bound"].iloc[0])
-        modes = {mode: Mean.of(values, bound) for mode, values in group.groupby("mode", sort=False)["perplexity"]}
-        chance = None if by_seed["chance"].isna().all() else float(by_seed["chance"].max())
-        entries.append(Entry(tuple(by_seed["run"]), tuple(by_seed["evaluation"]), modes, chance))
+    pairs = [(run, evaluation) for run in runs for evaluation in run.evaluations]
+    entries, notes = [], {}
+    for same in grouped(pairs, lambda pair: (identity(pair[0]), pair[1].hash, pair[1].options)):
+        by_seed: dict[int, tuple[Run, RunEvaluation]] = {}
+        for run, evaluation in same:
+            first, _ = by_seed.setdefault(run.seed, (run, evaluation))
+            if first is not run:
+                notes[run.name] = f"{run.name} repeats {first.name} with the same seed {run.seed}: left out."
+        evaluations = tuple(evaluation for _, evaluation in by_seed.values())
+        bound, chances = evaluations[0].bound, [each.chance for each in evaluations if each.chance is not None]
+        modes = {mode: Mean.of((each.modes[mode] for each in evaluations), bound) for mode in MODES}
+        entries.append(Entry(tuple(run for run, _ in by_seed.values()), evaluations, modes, max(chances, default=None)))
     return entries, list(notes.values())
 
 
@@ -324,11 +319,11 @@ def differences(
 
 def differences_of(entry: Entry, twin: Entry | None) -> dict[str, Difference]:
     """Return the differences of an entry that can be computed, by key of their column."""
-    results: dict[str, Difference | None] = {f"{mode}_gain": gain(entry, mode) for mode in WITHOUT_FUTURE}
-    for mode, other in ADVANTAGES.items():
-        ours, theirs = entry.perplexity(mode), twin and twin.perplexity(other)
-        results[mode] = paired_difference(ours, theirs) if ours and theirs else None
-    return {key: difference for key, difference in results.items() if difference is not None}
+    perplexity = entry.perplexity
+    pairs = {f"{mode}_gain": (perplexity(mode), perplexity(without)) for mode, without in WITHOUT_FUTURE.items()}
+    if twin is not None:
+        pairs |= {mode: (perplexity(mode), twin.perplexity(other)) for mode, other in ADVANTAGES.items()}
+    return {key: paired_difference(ours, theirs) for key, (ours, theirs) in pairs.items() if ours and theirs}
 
 
 def causal_twin(entry: Entry, entries: Sequence[Entry]) -> Entry | None:
@@ -350,19 +345,6 @@ def note_with_twin(entry: Entry, twin: Entry) -> str | None:
     keys = differing_keys(entry, twin)
     remarks = [*([entry.note] if entry.note else []), *([f"GPT differs in {', '.join(keys)}."] if keys else [])]
     return " ".join(remarks) or None
-
-
-def gain(entry: Entry, mode: str) -> Difference | None:
-    """Return the gain from the future in a mode. A single run may have recorded its interval."""
-    ours, without = entry.perplexity(mode), entry.perplexity(WITHOUT_FUTURE[mode])
-    if ours is None or without is None:
-        return None
-    difference = paired_difference(ours, without)
-    recorded = (entry.evaluation.content.get("gains") or {}).get(mode) or {}
-    if difference.interval is None and len(entry.runs) == 1 and recorded.get("interval"):
-        low, high = recorded["interval"]
-        return replace(difference, interval=(float(low), float(high)))
-    return difference
 
 
 def method_order(method: str, paper: Mapping[str, Any]) -> int:

@@ -36,8 +36,8 @@ DEFAULT_BASE = "SmolLM2-135M-Instruct"  # the model behind the base "default"
 SETS = "Evaluation datasets"
 ADVANTAGES = {"unconditional": "unconditional", **WITHOUT_FUTURE}  # mode of a run: mode of its twin
 MEASUREMENTS = [  # the columns of `measurements`
-    "run", "name", "method", "model", "corpus", "texts", "tokens", "r_max", "seed",
-    "evaluation", "split", "set", "set_texts", "set_r_max", "options", "mode", "perplexity", "bound", "chance",
+    "run", "method", "model", "corpus", "texts", "tokens", "r_max", "seed",
+    "split", "set", "set_texts", "set_r_max", "options", "mode", "perplexity", "bound", "chance",
 ]  # fmt: skip
 
 
@@ -213,13 +213,12 @@ class Run:
 def measurements(runs: Sequence[Run]) -> pd.DataFrame:
     """Return all perplexities of some runs as a tidy table: one row per run, evaluation dataset and mode.
 
-    The columns `run` and `evaluation` hold the objects behind the other columns. `texts` and `tokens` are what the run
-    has read, and `r_max` is that of its training. `perplexity` is missing where the method cannot answer.
+    `texts` and `tokens` are what the run has read, and `r_max` is that of its training. `set`, `set_texts` and
+    `set_r_max` describe the evaluation dataset. `perplexity` is missing where the method cannot answer.
     """
     records = [
         {
-            "run": run,
-            "name": run.name,
+            "run": run.name,
             "method": run.recipe["method"],
             "model": run.base or run.size,
             "corpus": run.corpus,
@@ -227,7 +226,6 @@ def measurements(runs: Sequence[Run]) -> pd.DataFrame:
             "tokens": run.budget[1],
             "r_max": run.r_max,
             "seed": run.seed,
-            "evaluation": evaluation,
             "split": evaluation.split,
             "set": evaluation.hash,
             "set_texts": evaluation.texts,

@@ -69,12 +69,8 @@ class Report:
 
     @cached_property
     def measurements(self) -> pd.DataFrame:
-        """Every perplexity that was read, one row per run, evaluation dataset and mode.
-
-        `texts` and `tokens` are what the run has read, and `r_max` is that of its training. `set`, `set_texts` and
-        `set_r_max` describe the evaluation dataset. A perplexity is missing where the method cannot answer.
-        """
-        return measurements(self.runs).drop(columns=["run", "evaluation"]).rename(columns={"name": "run"})
+        """Every perplexity that was read, one row per run, evaluation dataset and mode; see `runs.measurements`."""
+        return measurements(self.runs)
 
     @cached_property
     def content(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import yaml
 
 from acgpt.common.options import Range, documented, option
 from acgpt.errors import InputError
+from acgpt.methods import METHODS
 from acgpt.query.conditioning import Conditioning, check_keys
 
 BUILT_IN = Path(__file__).parent / "recipes"
@@ -220,14 +221,11 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
-        plain = self.method in PLAIN and self.loss == Recipe.loss and self.target_positions is None
-        for name, kind in (type_hints() if plain else key_types()).items():
+        for name, kind in key_types().items():
             object.__setattr__(self, name, checked(name, getattr(self, name), kind))
         if (self.steps is None) == (self.epochs is None):
             raise InputError("the length of training must be set once: set either steps or epochs.")
         for name, (owner, defaults) in BELONGS.items():
-            if owner == "method" and plain:
-                continue
             value, choices = getattr(self, owner), defaults()
             if value in choices and getattr(self, name) is None:
                 object.__setattr__(self, name, choices[value])
@@ -303,19 +301,12 @@ def type_hints() -> dict[str, Any]:
 
 def key_types() -> dict[str, Any]:
     """Return the types of the recipe keys; for `method` and the keys that methods declare, their allowed values."""
-    options = training_options()
+    options = {name: method.training_options for name, method in METHODS.items()}
     types = type_hints() | {"method": one_of(options)}
     for key in {key for declared in options.values() for key in declared} & set(types):
         values = one_of(dict.fromkeys(value for declared in options.values() for value in declared.get(key, ())))
         types[key] = values if types[key] is str else values | None
     return types
-
-
-def training_options() -> dict[str, Mapping[str, tuple[str, ...]]]:
-    """Return the recipe keys that each method declares, with their allowed values."""
-    from acgpt.methods import METHODS  # not at the top: it imports torch, which listing recipes does not need
-
-    return {name: method.training_options for name, method in METHODS.items()}
 
 
 def one_of(values: Iterable[str]) -> Any:
@@ -325,12 +316,10 @@ def one_of(values: Iterable[str]) -> Any:
 
 def method_defaults(key: str) -> dict[str, str]:
     """Return the methods that take a recipe key, with their defaults."""
-    return {name: declared[key][0] for name, declared in training_options().items() if key in declared}
+    declared = {name: method.training_options for name, method in METHODS.items()}
+    return {name: options[key][0] for name, options in declared.items() if key in options}
 
 
-# The default method and its causal twin declare no keys of their own. Their recipes are read without importing the
-# methods, because that imports torch, which takes seconds.
-PLAIN = ("ac-gpt", "gpt")
 # Keys that apply only with certain values of another key: that key, and the default for each of these values.
 BELONGS: dict[str, tuple[str, Callable[[], Mapping[str, float | str]]]] = {
     "target_positions": ("method", lambda: method_defaults("target_positions")),
@@ -502,11 +491,7 @@ def with_changes(content: dict[str, Any], changes: Sequence[str] | Mapping[str, 
     if "lora.rank" in changed and "lora.alpha" not in changed and isinstance(content.get("lora"), dict):
         content["lora"].pop("alpha", None)
     for key, (owner, defaults) in BELONGS.items():
-        if (
-            owner in changed
-            and key not in changed
-            and (content[owner] in PLAIN or content[owner] not in list(defaults()))
-        ):
+        if owner in changed and key not in changed and content[owner] not in list(defaults()):
             content.pop(key, None)
     return make(content, source)
 
