@@ -285,41 +285,6 @@ def trained_conditioning(metadata: Metadata | None) -> Conditioning:
     return Conditioning((replace(sized[0], unknown=0.0),))
 
 
-@dataclass(frozen=True)
-class DatasetConfig:
-    """The settings of an evaluation dataset of a corpus.
-
-    Args:
-        split: Split of the corpus.
-        length: T, tokens per text. With BOS, a text takes T + 1 positions.
-        r_max: See `modes.distributions`.
-        seed: Seed of the conditioning sets, from 0 to 2³² - 1.
-        limit: Maximum number of texts, from the start. It does not change their conditioning sets.
-        training: See `modes.distributions`.
-    """
-
-    split: str
-    length: int = LENGTH
-    r_max: float = R_MAX
-    seed: int = 0
-    limit: int | None = None
-    training: Conditioning | None = None
-
-    @property
-    def conditioning(self) -> dict[str, Any]:
-        """The training distribution, for `Origin`."""
-        return distributions(self.r_max, self.training)["training"].as_dict()
-
-    @property
-    def name(self) -> str:
-        """Name of the file, without its suffix: it contains every setting."""
-        parts = [self.split, str(self.length), f"r{float(self.r_max)}", f"seed{self.seed}"]
-        parts += [] if self.limit is None else [f"first{self.limit}"]
-        if self.training is not None:
-            parts.append(hashlib.sha256(json.dumps(self.conditioning, sort_keys=True).encode()).hexdigest()[:8])
-        return "-".join(parts)
-
-
 def dataset_of_corpus(
     corpus: Corpus, path: str | os.PathLike[str] | None = None, **config: Any
 ) -> tuple[EvaluationDataset, Path]:
@@ -331,12 +296,12 @@ def dataset_of_corpus(
     Args:
         corpus: The corpus.
         path: File of the dataset. Default: in the corpus's folder, with a name that contains the settings.
-        **config: Fields of `DatasetConfig`: `split` and, optionally, length, r_max, seed, limit, training.
+        **config: `split` and, optionally, length, r_max, seed, limit and training: see `EvaluationDataset.build`.
 
     Returns:
         The dataset and its file. If the file cannot be written, there is a warning.
     """
-    dataset, path, new = find_or_build(corpus, DatasetConfig(**config), path)
+    dataset, path, new = find_or_build(corpus, path, **config)
     if new:
         save_or_warn(dataset, path)
     return dataset, path
@@ -355,18 +320,19 @@ def save_or_warn(evaluation_dataset: EvaluationDataset, path: Path) -> None:
 
 
 def find_or_build(
-    corpus: Corpus, config: DatasetConfig, path: str | os.PathLike[str] | None = None
+    corpus: Corpus,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    split: str,
+    length: int = LENGTH,
+    r_max: float = R_MAX,
+    seed: int = 0,
+    limit: int | None = None,
+    training: Conditioning | None = None,
 ) -> tuple[EvaluationDataset, Path, bool]:
     """Load the saved evaluation dataset of a corpus split, or build it without saving.
 
-        dataset, path, new = find_or_build(corpus, DatasetConfig("test", limit=100))
-        if new:
-            save_or_warn(dataset, path)
-
-    Args:
-        corpus: The corpus.
-        config: Settings of the dataset.
-        path: See `dataset_of_corpus`.
+    The arguments are those of `dataset_of_corpus`.
 
     Returns:
         The dataset, its file, and whether it still has to be saved: the file is missing or holds another dataset.
@@ -374,11 +340,15 @@ def find_or_build(
     Raises:
         InputError: A path was passed, and its file holds another dataset.
     """
-    split, length = config.split, config.length
     tokens, tokenizer_hash = corpus.tokens(split), str(corpus.manifest["tokenizer_hash"])
-    origin = Origin(float(config.r_max), config.seed, config.conditioning, tokenizer_hash, corpus.hash, split)
-    by_user, count = path is not None, chunks(tokens, length, config.limit, f"{split} of {corpus.folder}")
-    path = corpus.folder / "evaluation" / f"{config.name}.safetensors" if path is None else Path(path)
+    conditioning = distributions(r_max, training)["training"].as_dict()
+    origin = Origin(float(r_max), seed, conditioning, tokenizer_hash, corpus.hash, split)
+    by_user, count = path is not None, chunks(tokens, length, limit, f"{split} of {corpus.folder}")
+    parts = [split, str(length), f"r{float(r_max)}", f"seed{seed}"]
+    parts += [] if limit is None else [f"first{limit}"]
+    if training is not None:
+        parts.append(hashlib.sha256(json.dumps(conditioning, sort_keys=True).encode()).hexdigest()[:8])
+    path = corpus.folder / "evaluation" / f"{'-'.join(parts)}.safetensors" if path is None else Path(path)
     if path.exists():
         saved = EvaluationDataset.load(path)
         if saved.origin == origin and saved.tokens.shape == (count, length):
@@ -393,7 +363,12 @@ def find_or_build(
         tokenizer_hash=tokenizer_hash,
         corpus_hash=corpus.hash,
         documents=corpus.document_starts(split, count * length),
-        **vars(config),
+        split=split,
+        length=length,
+        r_max=r_max,
+        seed=seed,
+        limit=limit,
+        training=training,
     )
     return dataset, path, True
 

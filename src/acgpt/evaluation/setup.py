@@ -15,7 +15,6 @@ from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.dataset import (
     LENGTH,
-    DatasetConfig,
     EvaluationDataset,
     find_or_build,
     trained_conditioning,
@@ -68,13 +67,10 @@ class Setup:
             seed: Name of the option that is the seed of the conditioning sets.
         """
         method = None if options.method is None else method_of(options.method)
-        requested = {"split": options.split, "r_max": options.r_max, "length": options.length}
-        requested |= {"seed": getattr(options, seed)}
         training = training_distribution(options.conditioning, options.r_max)
         opened = corpus if corpus is None or isinstance(corpus, Corpus) else Corpus.open(corpus)
         lm, name, adapter = resolve_model(model, options.adapter, options.device, options.dtype)
-        sets = None if options.dataset is None else Path(options.dataset)
-        evaluation_dataset, path, new = find_dataset(opened, sets, requested, options.limit, training, lm, seed)
+        evaluation_dataset, path, new = find_dataset(opened, options, training, lm, seed)
         return cls(lm, name, adapter, opened, evaluation_dataset, path, new, method)
 
     @property
@@ -127,24 +123,23 @@ def training_distribution(distribution: Distribution, r_max: float | None) -> Co
 
 def find_dataset(
     corpus: Corpus | None,
-    sets: Path | None,
-    requested: dict[str, Any],
-    limit: int | None,
+    options: AskingOptions,
     training: Conditioning | Literal["model"] | None,
     lm: LanguageModel,
-    seed: str = "seed",
+    seed: str,
 ) -> tuple[EvaluationDataset, Path, bool]:
     """Return the requested evaluation dataset, its file, and whether it still has to be saved there.
 
     Args:
         corpus: The corpus.
-        sets: The user's file of the dataset, if any.
-        requested: `split`, `r_max`, `length` and `seed`; `None` for those that the user did not set.
-        limit: Maximum number of texts.
+        options: Settings of the dataset.
         training: The training distribution, if the user set one; `OWN` is the model's.
         lm: The model; its positions limit the default length.
-        seed: Name of the option that sets `seed`, for errors.
+        seed: Name of the option that is the seed of the conditioning sets.
     """
+    sets, limit = None if options.dataset is None else Path(options.dataset), options.limit
+    requested = {"split": options.split, "r_max": options.r_max, "length": options.length}
+    requested |= {"seed": getattr(options, seed)}
     if training == OWN:
         training = trained_conditioning(lm.metadata)
     if corpus is None and sets is None:
@@ -156,8 +151,8 @@ def find_dataset(
                 f"{sets} is not an evaluation dataset of {corpus.folder}: omit the corpus, or choose another file."
             )
         actual = {**dataset.as_dict(), "conditioning": dataset.origin.conditioning}
-        requested = {**requested, "conditioning": None if training is None else training.as_dict()}
-        for name, value in requested.items():
+        conditioning = None if training is None else training.as_dict()
+        for name, value in {**requested, "conditioning": conditioning}.items():
             if value is not None and value != actual[name]:
                 option = seed if name == "seed" else name
                 raise InputError(
@@ -171,16 +166,15 @@ def find_dataset(
         if isinstance(part, Sized):  # infilling gets the same r_max as training
             config.setdefault("r_max", part.r_max)
     config |= {name: value for name, value in requested.items() if value is not None}
-    return find_or_build(corpus, DatasetConfig(limit=limit, training=training, **config), sets)
+    return find_or_build(corpus, sets, limit=limit, training=training, **config)
 
 
-def choose_method(forced: Method | str | None, lm: LanguageModel) -> Method:
+def choose_method(forced: Method | None, lm: LanguageModel) -> Method:
     """Return the model's own method, or the one the user chose; warn if the model was not trained with it.
 
     Raises:
         InputError: Another method was chosen for a model that is not causal.
     """
-    forced = method_of(forced) if isinstance(forced, str) else forced
     own = model_method(lm.metadata)
     if forced is not None and forced.name != own.name:
         if not own.drawable:  # another layout than that of ac-gpt and gpt
