@@ -277,7 +277,7 @@ def ablation(
         }
         details = (describe_set(entry.evaluation),)
         rows.append(Row(cells, entry.group, entry.note, False, details, entry.resampled, entry.evaluation.unit))
-    from_paper = paper_rows(paper, size, {entry.r_max for entry in entries})
+    from_paper = paper_rows(paper, "perplexities", size, {entry.r_max for entry in entries})
     title = f"{paper['sizes'].get(size, size)}, {split}"
     all_rows = sorted([*rows, *from_paper], key=lambda row: (row.cells["r_max"], row.paper))
     return Table(title, CAPTION, COLUMNS, tuple(all_rows), "method", SETS, OTHERS)
@@ -352,18 +352,17 @@ def method_order(method: str, paper: Mapping[str, Any]) -> int:
     return [*paper["methods"], method].index(method)
 
 
-def paper_rows(paper: Mapping[str, Any], size: str, r_maxes: set[float]) -> list[Row]:
-    """Return the paper's rows of a size."""
+def paper_rows(
+    paper: Mapping[str, Any], table: str, size: str, r_maxes: set[float], more: Mapping[str, Cell] | None = None
+) -> list[Row]:
+    """Return the rows of a size in one of the paper's tables, with `more` cells."""
     rows = []
-    for numbers in paper["perplexities"]:
-        if numbers["model"] == size and numbers["r_max"] in r_maxes:
-            description: dict[str, Cell] = {"from": "paper", "r_max": numbers["r_max"], "corpus": numbers["corpus"]}
-            description |= {
-                "method": paper["methods"][numbers["method"]],
-                "seeds": paper["seeds"].get(numbers["corpus"]),
-            }
-            group = ("paper", numbers["corpus"], numbers["r_max"])
-            rows.append(Row({**description, **paper_modes(paper, numbers)}, group, paper=True))
+    for numbers in paper[table]:
+        corpus, r_max, method = numbers["corpus"], numbers["r_max"], paper["methods"][numbers["method"]]
+        if numbers["model"] == size and r_max in r_maxes:
+            cells: dict[str, Cell] = {"from": "paper", "r_max": r_max, "corpus": corpus, "method": method}
+            cells |= {"seeds": paper["seeds"].get(corpus), **(more or {}), **paper_modes(paper, numbers)}
+            rows.append(Row(cells, ("paper", corpus, r_max), paper=True))
     return rows
 
 

@@ -239,11 +239,6 @@ def key_scores(scored: Scored) -> list[float | None]:
     return [None if score is None else score[key] for score, key in zip(scores, ("mean", "perplexity"), strict=True)]
 
 
-def holds_generations(folder: Path) -> bool:
-    """Return whether a folder has anything for this part."""
-    return any(record_of(path) for path in folder.rglob("*.jsonl")) or any(folder.rglob(f"*{ENDING}"))
-
-
 def read_result(path: Path, runs: Sequence[Run]) -> Scored:
     """Read and check a result of `acgpt mauve`."""
     content = read_json(path)
@@ -441,7 +436,8 @@ def mauve_table(title: str, size: str, scored: Sequence[Scored], paper: Mapping[
             method_positions[str(row.cells["method"])],
         )
     )
-    from_paper = paper_rows(paper, size, {result.r_max for result in scored})
+    r_maxes = {result.r_max for result in scored}
+    from_paper = from_scratch.paper_rows(paper, "mauve", size, r_maxes, {"scored": WHOLE})
     all_rows = sorted([*rows, *from_paper], key=lambda row: (row.cells["r_max"], row.paper))
     return Table(title, caption, MAUVE, tuple(all_rows), "method", "Scores", OTHERS)
 
@@ -498,20 +494,6 @@ def describe_comparison(scored: Scored) -> str:
 def features_of(scored: Scored) -> str:
     """Return the last part of the name of the model that computed the features."""
     return Path(str(scored.content["features"]["model"])).name
-
-
-def paper_rows(paper: Mapping[str, Any], size: str, r_maxes: set[float]) -> list[Row]:
-    """Return the paper's rows of a size."""
-    rows = []
-    for scores in paper["mauve"]:
-        if scores["model"] == size and scores["r_max"] in r_maxes:
-            cells: dict[str, Cell] = {"from": "paper", "r_max": scores["r_max"], "corpus": scores["corpus"]}
-            cells |= {"method": paper["methods"][scores["method"]], "scored": WHOLE, "seeds": paper["seeds"]}
-            for mode in MODES:
-                pair = scores[mode]
-                cells[mode] = Mean(pair[0], pair[1], digits=paper["digits"]) if pair else None
-            rows.append(Row(cells, ("paper", scores["corpus"], scores["r_max"]), paper=True))
-    return rows
 
 
 def companions_table(heading: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -> Table:

@@ -26,6 +26,7 @@ import pandas as pd
 
 from acgpt.common.files import disk_errors, finite, json_text
 from acgpt.errors import InputError
+from acgpt.evaluation.generations import record_of
 from acgpt.report import finetuning, from_scratch, generation
 from acgpt.report.page import Provenance, html_page
 from acgpt.report.part import Part
@@ -85,17 +86,9 @@ class Report:
 
 
 def make_report(folders: Sequence[str | Path], output: str | Path | None = None) -> Report:
-    """Compare runs, and write tables and figures into a folder, all or nothing.
+    """Compare runs, and write tables and figures into a folder, all or nothing; see `compare.compare`.
 
-    Args:
-        folders: Folders of finished runs, or folders of such folders, like that of an experiment, where unfinished runs
-            are skipped. Generations and their scores are found in all of them, and in folders without runs.
-        output: Folder of the report: a new or empty one, or that of an earlier report, which is replaced. `None` writes
-            nothing and draws no figures.
-
-    Raises:
-        InputError: A folder is not a finished run, there is nothing to compare, or `output` has other contents.
-        OutputError: The report cannot be written; an earlier one is kept.
+    In folders of runs, unfinished ones are skipped. Generations and their scores are found in all folders.
     """
     if output is not None:
         output = Path(output).resolve()
@@ -139,9 +132,9 @@ def write_report(report: Report, output: Path) -> Report:
 
 
 def only_generations(folder: Path) -> bool:
-    """Return whether a folder has generations, but no run."""
+    """Return whether a folder has generations, or scores of them, but no run."""
     runs = (folder / CONFIG).exists() or (folder / RESULTS).exists() or any(folder.glob(f"*/{CONFIG}"))
-    return not runs and generation.holds_generations(folder)
+    return not runs and (any(map(record_of, folder.rglob("*.jsonl"))) or any(folder.rglob(f"*{generation.ENDING}")))
 
 
 def check_output(output: Path) -> None:
