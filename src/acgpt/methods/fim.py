@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from acgpt.errors import InputError, QueryError
+from acgpt.errors import InputError
 from acgpt.methods.base import Abilities, Method
 from acgpt.methods.registry import register
 from acgpt.query.conditioning import ASKED, GIVEN, Blocks, Conditioning, Gaps, Infilling
@@ -51,8 +51,8 @@ class Fim(Method):
     needs_mask: ClassVar[bool] = True
     overhead: ClassVar[int] = 2
     refusal: ClassVar[str] = (
-        "it asks for something else than one run of tokens with everything around it given. Read it from left to "
-        "right with `future=False`, or use a model that was trained with ac-gpt."
+        "it asks for something else than one run of tokens, or a token around it is not given. Leave none unknown and "
+        "read it from left to right with `future=False`, or use a model that was trained with ac-gpt."
     )
 
     def answers(self, query: Query) -> bool:
@@ -65,20 +65,6 @@ class Fim(Method):
         Without the future the whole text is the middle.
         """
         return self.answers(query) if future else not query.has_unknown
-
-    def check(self, queries: Sequence[Query]) -> None:
-        """Raise an error for queries it does not answer; a separate one for unknown tokens.
-
-        The usual remedy, to read from left to right, does not help with unknown tokens.
-        """
-        for number, query in enumerate(queries, start=1):
-            if query.has_unknown:
-                raise QueryError(
-                    f"a model of method {self.name} cannot answer query {number} of {len(queries)}: a token is neither "
-                    "given nor asked. Give it or ask for it, or use a model that was trained with ac-gpt on unknown "
-                    "tokens."
-                )
-        super().check(queries)
 
     def score(self, engine: Engine, queries: Sequence[Query]) -> list[list[float]]:
         """Score queries in one causal pass."""
