@@ -101,17 +101,12 @@ def reference_from_corpus(
     about: dict[str, Any] = {"corpus": str(corpus.folder), "corpus_hash": corpus.hash, "split": split, "rule": rule}
     about |= {"length": length, "skip": begin, "overlaps_prompts": bool(texts) and begin < prompts}
     if not texts and not allow_none:
+        skipped = f", after the {begin:,} tokens that are skipped" if begin else ""
         raise InputError(
-            f"{lack(about)}. Use another `split`, a smaller `length`, or `skip=0`, which may include the texts of the "
-            "prompts; or generate fewer texts (acgpt generate --limit)."
+            f"{corpus.folder}, {split}: no {rule} of {length} tokens{skipped}. Use another `split`, a smaller "
+            "`length`, or `skip=0`, which may include the texts of the prompts; or generate fewer texts (--limit)."
         )
     return Reference(texts, about)
-
-
-def lack(about: Mapping[str, Any]) -> str:
-    """Return an error message: the corpus has no reference texts with these settings."""
-    skipped = f", after the {about['skip']:,} tokens that are skipped" if about["skip"] else ""
-    return f"{about['corpus']}, {about['split']}: no {about['rule']} of {about['length']} tokens{skipped}"
 
 
 def prompt_region(dataset: Mapping[str, Any], corpus: Corpus, split: str) -> int:

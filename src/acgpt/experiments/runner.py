@@ -33,11 +33,8 @@ from acgpt.common.files import try_lock
 from acgpt.common.options import keywords
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, ModelError, OutputError
-from acgpt.evaluation.dataset import chunks
-from acgpt.evaluation.features import LENGTH, Featurizer
-from acgpt.evaluation.generations import Generations
-from acgpt.evaluation.mauve import MIN_TEXTS, PAPER, check_counts, package
-from acgpt.evaluation.reference import lack, reference_from_corpus
+from acgpt.evaluation.features import Featurizer
+from acgpt.evaluation.mauve import PAPER, package
 from acgpt.experiments.command_server import SUPPORTED, CommandServer, ServedCommand
 from acgpt.experiments.experiment import Cell, Experiment, opened
 from acgpt.experiments.options import ExperimentOptions
@@ -180,45 +177,23 @@ def check_corpora(cells: Sequence[Cell]) -> None:
 
 
 def check_scoring(experiment: Experiment, cells: Sequence[Cell]) -> None:
-    """Check, before hours of training, that the generations can be scored.
+    """Check, before hours of training, that what scores the generations is there.
 
     Raises:
-        InputError: mauve-text is not installed, the feature model is missing, or the corpus has too few texts to
-            generate from or to compare with.
+        InputError: mauve-text is not installed, or the feature model or the split is missing.
     """
-    generate, mauve = experiment.generate, experiment.mauve
-    unscored = [cell for cell in cells if not all(path.exists() for path in cell.scores)]
-    if generate is None or mauve is None or not unscored:
+    mauve = experiment.mauve
+    if mauve is None or all(path.exists() for cell in cells for path in cell.scores):
         return
-    if not mauve.no_mauve:
-        package(f"mauve: {{no_mauve: true}} computes the other metrics; {SCORE_LATER}.")
-    for path, length in dict.fromkeys((cell.recipe.corpus, cell.recipe.length) for cell in unscored):
-        corpus = Corpus.open(path)
-        for split in generate.splits:
-            texts = chunks(corpus.tokens(split), length, generate.limit, f"{split} of {corpus.folder}")
-            dataset = {"corpus_hash": corpus.hash, "split": split, "texts": texts, "length": length}
-            try:
-                reference = reference_from_corpus(
-                    corpus, mauve.split, length=mauve.length or min(LENGTH, length), rule=mauve.rule,
-                    generated=[Generations(Path(), {"set": dataset})], skip=mauve.skip, count=MIN_TEXTS,
-                    allow_none=True,
-                )  # fmt: skip
-                if mauve.no_mauve:
-                    continue
-                if not reference.texts:
-                    raise InputError(f"{lack(reference.about)}.")
-                check_counts(texts, len(reference.texts))
-            except InputError as error:
-                raise InputError(
-                    f"generations for the first {texts} texts of {split} cannot be scored: {error} Change "
-                    "generate.splits or generate.limit, or the reference: mauve.split, mauve.length, mauve.skip; or "
-                    f"{SCORE_LATER}."
-                ) from error
-    if not mauve.no_mauve:
-        try:
-            Featurizer.check(mauve.features or PAPER)
-        except ModelError as error:
-            raise InputError(f"mauve.features: {error} Or {SCORE_LATER}.") from error
+    for path in dict.fromkeys(cell.recipe.corpus for cell in cells if mauve.split is not None):
+        Corpus.open(path).tokens(str(mauve.split))
+    if mauve.no_mauve:
+        return
+    package(f"mauve: {{no_mauve: true}} computes the other metrics; {SCORE_LATER}.")
+    try:
+        Featurizer.check(mauve.features or PAPER)
+    except ModelError as error:
+        raise InputError(f"mauve.features: {error} Or {SCORE_LATER}.") from error
 
 
 @contextlib.contextmanager
