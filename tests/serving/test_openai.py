@@ -141,21 +141,15 @@ def test_best_of_returns_the_most_probable(client):
     assert best.usage.completion_tokens == 40
 
 
-def test_the_end_of_text_token_ends_a_completion(lm, client):
-    """Sample until some texts end; a text that ends has no trace of the token."""
-    answer = ask(client, n=48, max_tokens=60, seed=1, temperature=1.5)
-    ended = [choice for choice in answer.choices if choice.finish_reason == "stop"]
-    assert ended and all("<eos>" not in choice.text and "<bos>" not in choice.text for choice in answer.choices)
-    assert answer.usage.completion_tokens < 48 * 60
-
-
 def test_stop_strings_end_a_text_and_are_left_out(client):
     whole = ask(client, max_tokens=20, temperature=0).choices[0].text
     stop = whole[5:8]
     for stops in (stop, [stop, "never seen"]):
-        answer = ask(client, max_tokens=20, temperature=0, stop=stops)
-        assert answer.choices[0].text == whole[: whole.find(stop)] and answer.choices[0].finish_reason == "stop"
-        assert answer.usage.completion_tokens < 20
+        answer = ask(client, max_tokens=20, temperature=0, stop=stops, logprobs=1)
+        (choice,) = answer.choices
+        assert choice.text == whole[: whole.find(stop)] and choice.finish_reason == "stop"
+        assert answer.usage.completion_tokens < 20 and len(choice.logprobs.tokens) < 20
+        assert choice.logprobs.text_offset[-1] < len(PROMPT) + len(choice.text)
 
 
 def test_requests_at_a_time_get_what_each_gets_alone(client):
@@ -235,19 +229,14 @@ def test_log_probabilities_of_a_text_have_offsets_and_begin_with_null(lm, client
     assert without.logprobs.text_offset == found.text_offset[len(ids) :]
 
 
-def test_the_token_that_ends_a_text_has_a_log_probability(client):
-    """Clients take the last entry for the generated token, whatever it is."""
+def test_the_token_that_ends_a_text_leaves_no_trace_in_it_and_has_a_log_probability(client):
+    """Sample until some texts end. Clients take the last entry for the generated token, whatever it is."""
     answer = ask(client, n=48, max_tokens=60, seed=1, temperature=1.5, logprobs=1)
     ended = [choice for choice in answer.choices if choice.finish_reason == "stop"]
-    assert ended and all(choice.logprobs.tokens[-1] in ("<eos>", "<bos>") for choice in ended)
+    assert all("<eos>" not in choice.text and "<bos>" not in choice.text for choice in answer.choices)
+    assert ended and answer.usage.completion_tokens < 48 * 60
+    assert all(choice.logprobs.tokens[-1] in ("<eos>", "<bos>") for choice in ended)
     assert sum(len(choice.logprobs.tokens) for choice in answer.choices) == answer.usage.completion_tokens
-
-
-def test_tokens_behind_a_stop_string_have_no_log_probabilities(client):
-    whole = ask(client, max_tokens=20, temperature=0).choices[0].text
-    choice = ask(client, max_tokens=20, temperature=0, stop=whole[5:8], logprobs=1).choices[0]
-    assert len(choice.logprobs.tokens) < 20
-    assert choice.logprobs.text_offset[-1] < len(PROMPT) + len(choice.text)
 
 
 # ---- suffixes ---------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ import torch
 from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
 from imports import run_commands
-from runs import Command, replace
-from servers import tiny_lm, until
+from runs import replace
+from servers import until
 from typer.testing import CliRunner
 
 import acgpt
@@ -30,45 +30,6 @@ from acgpt.serving.gate import Gate
 from acgpt.serving.options import LimitOptions, ServeOptions
 
 SOURCE = str(Path(acgpt.__file__).parents[1])
-
-
-POSITIONS = 600
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A tiny model with many positions, so that requests can take seconds."""
-    folder = tmp_path_factory.mktemp("model")
-    tiny_lm(positions=POSITIONS).save_pretrained(folder)
-    return folder
-
-
-class Server(Command):
-    """`acgpt serve` on a free port, in a process of its own."""
-
-    @property
-    def url(self):
-        assert until(lambda: self.found() or self.process.exitcode is not None, 60)
-        return self.found()[1]
-
-    def found(self):
-        return self.output.exists() and re.search(r"on (http://\S+)", self.printed())
-
-
-@pytest.fixture
-def start(tmp_path, folder):
-    """A function that starts a server, which is killed at the end."""
-    servers = []
-
-    def start(*words, before=None, **env):
-        words = ("serve", "--port", "0", "-m", folder, *words)
-        servers.append(Server(*words, output=tmp_path / f"log{len(servers)}", before=before, env=env))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.process.kill()
-        server.process.join()
 
 
 def requested(results, url, body):
@@ -178,7 +139,7 @@ def test_a_key_from_the_environment_is_needed(start):
     url = server.url
     assert httpx.get(f"{url}/health").status_code == 200
     assert httpx.get(f"{url}/v1/model").status_code == 401
-    assert acgpt.Client(url, api_key="the-key").info["positions"] == POSITIONS
+    assert acgpt.Client(url, api_key="the-key").info["positions"] == 600
     assert "the-key" not in server.printed()
     server.interrupt(signal.SIGINT)
     assert server.wait() == 0

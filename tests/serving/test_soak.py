@@ -6,70 +6,31 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 
+import httpx
 import pytest
-from models import tiny_model, tiny_tokenizer
+from servers import until
+from test_serve_command import metric
 
 import acgpt
-from acgpt import LanguageModel, Metadata
-
-httpx = pytest.importorskip("httpx")
-pytest.importorskip("fastapi")
 
 THREADS = 8
-LIMITS = ["--queue", "16", "--timeout", "60"]
+LIMITS = ["--dtype", "float64", "--queue", "16", "--timeout", "60"]
 BAD = [
     ("/v1/log_prob", {"query": "The {{_4}} sat."}, 422),
     ("/v1/log_prob", {"query": "The {{cat"}, 422),
     ("/v1/log_prob", {}, 422),
     ("/v1/sample", {"query": "The {{_4}}", "temperature": -1}, 422),
-    ("/v1/sample", {"query": "cat " * 200 + "{{_4}}"}, 422),
+    ("/v1/sample", {"query": "cat " * 700 + "{{_4}}"}, 422),
     ("/v1/fill", {"template": "no gap"}, 422),
     ("/v1/fill", {"template": "The {{_}} sat.", "adapter": "/etc/passwd"}, 422),
     ("/v1/rank", {"template": "The {{cat|cat}}"}, 422),
     ("/v1/nothing", {}, 404),
 ]
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    network = tiny_model("llama", vocabulary=340, scale=0.15, positions=96)
-    lm = LanguageModel(network, tiny_tokenizer(bos_token="<bos>", eos_token="<eos>"), metadata=Metadata())
-    path = tmp_path_factory.mktemp("soak") / "model"
-    lm.save_pretrained(path)
-    return path
-
-
-@pytest.fixture
-def server(folder):
-    port = free_port()
-    command = [sys.executable, "-m", "acgpt", "serve", "--model", str(folder), "--dtype", "float64"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([*command, "--port", str(port), *LIMITS], env=environment, stderr=subprocess.DEVNULL)
-    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 120
-    while True:
-        assert process.poll() is None and time.monotonic() < deadline, "the server has not started"
-        try:
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                break
-        except httpx.HTTPError:
-            time.sleep(0.2)
-    yield url, process
-    if process.poll() is None:
-        process.kill()
-        process.wait()
 
 
 def good(rng):
@@ -161,12 +122,6 @@ class Soak:
                     break
 
 
-def gauge(url, name):
-    """Return a value of /metrics."""
-    lines = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
-    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
-
-
 def resident(process):
     """Return the resident memory of a process in MB."""
     status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
@@ -174,7 +129,7 @@ def resident(process):
 
 
 def soak(server, folder, seconds):
-    url, process = server
+    url, process = server.url, server.process
     work = Soak(url, acgpt.load(folder, dtype="float64"), seconds)
     threads = [threading.Thread(target=work.run, args=(number,)) for number in range(THREADS)]
     for thread in threads:
@@ -185,24 +140,21 @@ def soak(server, folder, seconds):
         thread.join(seconds + 120)
         assert not thread.is_alive()
     assert not work.problems, work.problems[:3]
-    deadline = time.monotonic() + 30
-    while (gauge(url, "acgpt_active_rows") or gauge(url, "acgpt_queue_length")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert gauge(url, "acgpt_active_rows") == 0 and gauge(url, "acgpt_queue_length") == 0
+    assert until(lambda: metric(url, "acgpt_active_rows") == metric(url, "acgpt_queue_length") == 0, 30)
     late = resident(process)
     print(f"{dict(work.counts)}; memory {early:.0f} MB after a quarter of the time, {late:.0f} MB at the end")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
+    server.interrupt(signal.SIGTERM)
+    assert server.wait(60) == 0
     return work.counts, early, late
 
 
-def test_a_few_seconds_under_load(server, folder):
-    counts, _, _ = soak(server, folder, 6)
+def test_a_few_seconds_under_load(start, folder):
+    counts, _, _ = soak(start(*LIMITS), folder, 6)
     assert counts["ask"] > 5 and counts["fail"] and counts["hang_up"] and counts["cancel"]
 
 
 @pytest.mark.soak
-def test_ten_minutes_under_load(server, folder):
-    counts, early, late = soak(server, folder, float(os.environ.get("ACGPT_TEST_SOAK_SECONDS", "600")))
+def test_ten_minutes_under_load(start, folder):
+    counts, early, late = soak(start(*LIMITS), folder, float(os.environ.get("ACGPT_TEST_SOAK_SECONDS", "600")))
     assert min(counts[name] for name in ("ask", "fail", "hang_up", "cancel")) > 50
     assert late < 1.1 * early + 20  # MB
