@@ -423,6 +423,17 @@ def test_a_stop_string_is_encoded_once(lm):
     assert stop.encoded == 1
 
 
+def test_fills_of_a_list_are_those_of_each_template_alone(lm):
+    """Searches that are run together end after different numbers of waves; some draw at random while others do not."""
+    templates = ["a {{_1-2}} b", "a x{{_1-9}}y b", "x{{_:[ab]}}y", "ab {{_}}", "{{_1-3}} b. {{_1-2}} y"]
+    for options in ({}, {"best_of": 12}):
+        together = lm.fill(templates, 5, seed=3, max_tokens=9, **options)
+        for template, fills in zip(templates, together, strict=True):
+            alone = lm.fill(template, 5, seed=3, max_tokens=9, **options)
+            assert [fill.fills for fill in fills] == [fill.fills for fill in alone]
+            assert [fill.score for fill in fills] == exactly([fill.score for fill in alone])
+
+
 @pytest.mark.parametrize("seed", range(examples(4)))
 def test_a_stop_string_ends_the_gap_at_the_end_of_a_text(lm, seed):
     (free,) = lm.sample("ab {{_}}", 1, seed=seed, max_tokens=12)

@@ -148,7 +148,7 @@ class FillByLengths(Filler):
         """
         sampling = self.options.sampling
         given = Query.trusted(self.gapped.tokens, self.gapped.given, self.gapped.asked)
-        rngs = [randomness(given, sampling.first + i, sampling.seed, "lengths") for i in numbers]
+        rngs = [randomness(given, i, sampling.seed, "lengths") for i in numbers]
         chosen: list[tuple[int, ...]] = [()] * len(numbers)
         log_probs = [0.0] * len(numbers)
         for index in range(len(self.constraints)):
@@ -188,19 +188,19 @@ class FillByLengths(Filler):
         while len(drawn) < most and len(accepted) < options.n:
             numbers = range(len(drawn), min(most, len(drawn) + max(options.n, len(drawn), 4)))
             lengths = yield from self.draw_lengths(numbers)
-            jobs = [(chosen, sampling.first + i) for (chosen, _), i in zip(lengths, numbers, strict=True)]
+            jobs = [(chosen, i) for (chosen, _), i in zip(lengths, numbers, strict=True)]
             new = yield from self.draw(self.gapped, self.constraints, jobs, greedy=False)
             for candidate in new:
                 candidate.log_lengths = self.log_lengths[self.asked_lengths(candidate)]
                 candidate.score = candidate.log_lengths + candidate.log_prob
             drawn += new
             for i, candidate in zip(numbers, new, strict=True):
-                rng = randomness(given, sampling.first + i, sampling.seed, "accepting")
+                rng = randomness(given, i, sampling.seed, "accepting")
                 if not exact or rng.random() < math.exp(candidate.log_prob - candidate.drawn_with):
                     accepted.append(candidate)
         if len(accepted) >= options.n:
             return accepted[: options.n]
         log_weights = np.array([candidate.log_prob - candidate.drawn_with for candidate in drawn])
         weights = np.exp(log_weights - log_weights.max())
-        rng = randomness(given, sampling.first, sampling.seed, "resampling")
+        rng = randomness(given, 0, sampling.seed, "resampling")
         return [drawn[i] for i in rng.choice(len(drawn), size=options.n, p=weights / weights.sum())]

@@ -115,7 +115,7 @@ class FillBySearch(Filler):
         else:
             lengths_of = [(yield from self.choose_lengths())]
         if gapped.open_ended:  # nothing follows, so that candidates need no weights
-            jobs = [(lengths_of[-1], options.sampling.first + i) for i in range(options.n)]
+            jobs = [(lengths_of[-1], i) for i in range(options.n)]
             return (yield from self.draw(gapped, self.constraints, jobs, greedy=False))
         count = max(candidates, options.n, len(lengths_of))
         jobs = [(lengths_of[i % len(lengths_of)], i // len(lengths_of)) for i in range(count)]
@@ -127,5 +127,5 @@ class FillBySearch(Filler):
         drawn_at = Counter(candidate.lengths for candidate in drawn)
         log_weights = np.array([c.log_text / temperature - c.drawn_with - math.log(drawn_at[c.lengths]) for c in drawn])
         weights = np.exp(log_weights - log_weights.max())
-        rng = randomness(drawn[0].query, options.sampling.first, options.sampling.seed, "resampling")
+        rng = randomness(drawn[0].query, 0, options.sampling.seed, "resampling")
         return [drawn[i] for i in rng.choice(len(drawn), size=options.n, p=weights / weights.sum())]
