@@ -106,9 +106,8 @@ def test_pieces_of_a_few_text_files_are_held_out(run, small, tokenizer, tmp_path
             assert sum(map(len, got)) == pytest.approx(sum(map(len, stretches)), rel=0.2)
             assert len({*got} & {*stretches}) > 0.5 * len(stretches)
     everywhere = decode(tokens(corpus)) + decode(tokens(corpus, "validation"))
-    assert sorted(everywhere.replace(EOS, " " * (convention == "lines")).split()) == sorted(
-        "".join(texts).split()
-    )  # all of it, and once
+    words = everywhere.replace(EOS, " " * (convention == "lines")).split()
+    assert sorted(words) == sorted("".join(texts).split())  # all of it, and once
     again = run(
         [*compress(files[0])[1:2], files[1]], tmp_path / "again", validation=chosen, seed=seed, convention=convention
     )

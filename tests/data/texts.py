@@ -76,9 +76,8 @@ def compress(path):
     paths = []
     for suffix, compressor in compressors.items():
         paths.append(path.with_name(path.name + suffix))
-        paths[-1].write_bytes(
-            compressor(raw[:half]) + b"\0" * 40 + compressor(raw[half:]) + b"\0" * 4
-        )  # two streams, padded
+        padded = compressor(raw[:half]) + b"\0" * 40 + compressor(raw[half:]) + b"\0" * 4  # two streams
+        paths[-1].write_bytes(padded)
     return [path, *paths]
 
 

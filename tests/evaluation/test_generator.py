@@ -145,28 +145,17 @@ def test_a_line_shows_what_was_given_and_what_was_drawn():
     ids = tokenizer("The cat sat on the mat.")["input_ids"]
     words = [tokenizer.decode([token]) for token in ids]
     assert words == ["The", " cat", " sat", " on", " the", " mat", "."]
-    given = [True, False, False, True, False, True, True]
-    asked = [not each for each in given]
-    asked[4] = False
-    question = Query([token if g else None for token, g in zip(ids, given, strict=True)], given, asked)
-    drawn = np.array(tokenizer(" dog and")["input_ids"])
     roles = "uaguaau"  # what is unknown beside what is asked is one blank
-    beside = Query(
+    question = Query(
         [token if role == "g" else None for token, role in zip(ids, roles, strict=True)],
         [role == "g" for role in roles],
         [role == "a" for role in roles],
     )
     words = np.array(tokenizer(" mat the cat")["input_ids"])
-    answers = [(drawn, np.array([-1.23456789, 0.0])), (words, np.array([-1.0, -2.0, -3.0]))]
-    one, other = module.lines_of([(7, 1, 5), (3, 0, 6)], [question, beside], answers, tokenizer)
-    assert one == {
-        "item": 7, "sample": 1, "seed": 5, "roles": "gaagugg",
-        "tokens": [ids[0], *drawn.tolist(), ids[3], None, *ids[5:]],
-        "log_probs": [-1.234568, 0.0], "prompt": "The____ on____ mat.", "fills": [" dog and"],
-        "text": "The dog and on____ mat.",
-    }  # fmt: skip
-    assert other == {
-        "item": 3, "sample": 0, "seed": 6, "roles": roles,
+    answer = words, np.array([-1.0, -2.0, -3.0])
+    (line,) = module.lines_of([(3, 1, 6)], [question], [answer], tokenizer)
+    assert line == {
+        "item": 3, "sample": 1, "seed": 6, "roles": roles,
         "tokens": [None, words[0], ids[2], None, *words[1:], None],
         "log_probs": [-1.0, -2.0, -3.0], "prompt": "____ sat____", "fills": [" mat", " the cat"],
         "text": "____ mat sat____ the cat____",

@@ -55,10 +55,8 @@ def test_a_feature_is_the_last_hidden_state_at_the_last_token(architecture: str,
 def test_a_text_is_read_to_its_end_where_there_are_positions_for_it_and_else_counted(monkeypatch: pytest.MonkeyPatch):
     tokenizer = tiny_tokenizer(**SPECIAL)
     reader = Featurizer("x", tiny_model("llama", vocabulary=340, positions=64), tokenizer)
-    assert (
-        reader.length() == 64
-        and reader.count_truncated(TEXTS) == sum(len(tokenizer(text)["input_ids"]) > 64 for text in TEXTS) == 1
-    )
+    longer = sum(len(tokenizer(text)["input_ids"]) > 64 for text in TEXTS)
+    assert reader.length() == 64 and reader.count_truncated(TEXTS) == longer == 1
     wide = Featurizer("x", tiny_model("llama", vocabulary=340, positions=4096), tokenizer)
     assert wide.length() == 2048 and wide.count_truncated(TEXTS) == 0
     text, most = TEXTS[0], len(tokenizer(TEXTS[0])["input_ids"])

@@ -16,10 +16,10 @@ from acgpt import LanguageModel
 from acgpt.cli.main import app
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
-from acgpt.evaluation.dataset import dataset_of_corpus, trained_conditioning, trained_r_max
+from acgpt.evaluation.dataset import trained_conditioning, trained_r_max
 from acgpt.methods import method_of
 from acgpt.models.metadata import Metadata
-from acgpt.query.conditioning import Blocks, Conditioning, Infilling
+from acgpt.query.conditioning import Conditioning, Infilling
 from acgpt.training.recipe import load_recipe
 from acgpt.training.train import build_evaluation_sets
 
@@ -126,14 +126,6 @@ def test_a_set_that_was_made_in_another_way_is_refused(corpus, models, tmp_path)
     path.unlink()
     run("evaluate", models["tells"], corpus, tmp_path, "--dataset", str(path))
     assert "omit --conditioning" in run("evaluate", models["tells"], corpus, tmp_path, *arguments, code=2).stderr
-
-
-def test_the_same_from_python(corpus):
-    training = trained_conditioning(Metadata(conditioning=TRAINED))
-    made, _ = dataset_of_corpus(
-        Corpus.open(corpus), split="validation", length=31, r_max=training.r_max, training=training
-    )
-    assert made.origin.r_max == 0.4 and training == Conditioning((Blocks(r_max=0.4, b_max=2),))
 
 
 def test_the_first_part_with_a_size_is_asked():

@@ -429,9 +429,8 @@ def test_a_table_that_is_longer_than_a_page_goes_on_in_further_floats():
     floats = text.split(r"\begin{table}")[1:]
     results = [re.findall(r"^(\d+)\.\d.* \\\\$", each, re.M) for each in floats]
     assert [name for each in results for name in each] == [str(row.group) for row in rows]  # all of them, in order
-    assert [len(each) for each in results] == [44, 44, 12] and not set(results[0]) & set(
-        results[1]
-    )  # groups stay whole
+    assert [len(each) for each in results] == [44, 44, 12]
+    assert not set(results[0]) & set(results[1])  # groups stay whole
     assert [r"\caption" in each for each in floats] == [True, False, False]
     assert [r"\tablename~\ref{tab:x}, continued" in each for each in floats] == [False, True, True]
     assert [r"\,a note" in each for each in floats] == [False, False, True]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -153,53 +154,39 @@ def test_a_cell_that_fails_is_reported_and_the_others_run(tmp_path, told):
         assert cell.log.read_text().count("$ acgpt train") == (2 if cell.name == "seed1" else 1)
 
 
-def test_a_cell_draws_once_it_is_evaluated_and_never_twice(tmp_path, told):
+def test_what_a_cell_lacks_is_made_up_and_nothing_is_done_twice(tmp_path, told):
     keys = {"set": {"corpus": "c"}, "evaluate": {"splits": ["a"]}, "generate": {"splits": ["a", "b"]}}
-    found, shown = made(tmp_path / "out", grid={"seed": [0]}, **keys), []
-    (cell,) = found.cells
+    shown = []
+    (cell,) = made(tmp_path / "out", grid={"seed": [0]}, **keys).cells
     state = Runner([cell], show=lambda cell, state: shown.append(state.state)).run()["seed0"]
     assert (state.state, state.evaluated, state.generated, state.generations) == ("done", 1, 2, 2)
     assert list(dict.fromkeys(shown)) == ["training", "evaluating", "generating", "done"]
-    output = cell.log.read_text()
-    assert [line.split()[2] for line in output.splitlines()] == ["train", "evaluate", "generate", "generate"]
-    next(iter(cell.generations)).unlink()
-    next(iter(cell.generations)).parent.rmdir()
-    state = state_of(cell)
-    assert (state.state, state.generated) == ("stopped", 1)
-    assert Runner([cell]).run()["seed0"].state == "done"
-    assert cell.log.read_text()[len(output) :] == f"$ {cell.commands[2]}\n"
+    keys["mauve"] = {"asked_only": True}  # wanted later
+    (cell,) = made(tmp_path / "out", grid={"seed": [0]}, **keys).cells
+    train, evaluate, *draw, one, two, three, four = cell.commands
+    done, kinds = [train, evaluate, *draw], [line.split()[1] for line in cell.commands]
+    assert kinds == ["train", "evaluate", "generate", "generate", *["mauve"] * 4]
+    for lacking, counts, again in (
+        ("scores", (2, 0), [one, two, three, four]),
+        ("a score", (2, 3), [three]),
+        ("a folder of generations", (1, 2), [draw[0], one, two]),
+    ):
+        if lacking == "a score":
+            list(cell.scores)[2].unlink()
+        elif lacking == "a folder of generations":
+            shutil.rmtree(next(iter(cell.generations)).parent)
+        state = state_of(cell)
+        assert (state.state, (state.generated, state.scored), state.scores) == ("stopped", counts, 4)
+        assert Runner([cell]).run()["seed0"].state == "done"
+        done += again
+        assert [line.removeprefix("$ ") for line in cell.log.read_text().splitlines()] == done
     file = file_of(tmp_path, made(tmp_path / "out", **keys))
     table = run_cli(file, "--list").stdout
-    assert "generated" in table and "2/2" in table and "0/2" in table
-    listed = json.loads(run_cli(file, "--list", "--json").stdout)["cells"]
-    assert [each["generated"] for each in listed] == [2, 0] and listed[0]["commands"] == cell.commands
-
-
-def test_a_cell_is_scored_once_it_has_drawn_and_what_is_there_is_not_scored_again(tmp_path, told):
-    keys = {"set": {"corpus": "c"}, "generate": {"splits": ["a", "b"]}}
-    drawn, shown = made(tmp_path / "out", grid={"seed": [0]}, **keys), []
-    assert Runner(drawn.cells).run()["seed0"].state == "done"
-    wanted = {"asked_only": True}
-    (cell,) = made(tmp_path / "out", grid={"seed": [0]}, **keys, mauve=wanted).cells  # scored later
-    state = state_of(cell)
-    assert (state.state, state.generated, state.scored, state.scores) == ("stopped", 2, 0, 4)
-    (told / "mauve-fails").touch()
-    state = Runner([cell]).run()["seed0"]
-    assert (state.state, state.scored) == ("failed", 0) and state.error.startswith("acgpt mauve ended with code 1")
-    (told / "mauve-fails").unlink()
-    list(cell.scores)[2].write_text("{}")
-    state = Runner([cell], show=lambda cell, state: shown.append((state.state, state.scored))).run()["seed0"]
-    assert (state.state, state.scored, state.scores) == ("done", 4, 4)
-    assert {each for each, _ in shown} == {"scoring", "done"} and shown[0] == ("scoring", 1)
-    lines = [line.removeprefix("$ ") for line in cell.log.read_text().splitlines() if line.startswith("$")]
-    train, *others = cell.commands
-    assert lines == [train, *others[:2], others[2], others[2], others[3], others[5]]
-    file = file_of(tmp_path, made(tmp_path / "out", **keys, mauve=wanted))
-    table = run_cli(file, "--list").stdout
-    assert "scored" in table and "4/4" in table and "0/4" in table
+    assert all(word in table for word in ("generated", "scored", "2/2", "0/2", "4/4", "0/4"))
     assert "--only seed1" in run_cli(file, "--print-commands").stdout
     listed = json.loads(run_cli(file, "--list", "--json").stdout)["cells"]
-    assert [(each["scored"], each["scores"]) for each in listed] == [(4, 4), (0, 4)]
+    assert [(each["generated"], each["scored"], each["scores"]) for each in listed] == [(2, 4, 4), (0, 0, 4)]
+    assert listed[0]["commands"] == cell.commands
 
 
 def test_a_folder_of_another_recipe_is_not_taken_for_the_cells(tmp_path, told):

@@ -277,9 +277,8 @@ def test_the_count_of_operations_is_that_of_the_matrix_products():
     done = counter.get_flop_counts()["Global"]
     products = sum(count for op, count in done.items() if str(op) in ("aten.mm", "aten.addmm"))
     assert Work.of(model).total(slots=batch.slots, asked=batch.asked, pairs=0) == products
-    assert (
-        Work.of(model).total(slots=0, asked=0, pairs=10) == 12 * 2 * 32 * 10
-    )  # q·k and a·v, forward and twice backward
+    # q·k and a·v, forward and twice backward
+    assert Work.of(model).total(slots=0, asked=0, pairs=10) == 12 * 2 * 32 * 10
 
 
 def test_the_rate_of_this_machine_is_measured_without_touching_the_worlds_randomness():

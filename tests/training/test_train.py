@@ -355,12 +355,6 @@ def test_a_device_that_is_not_there_is_refused():
             plan_of(device="cuda")
 
 
-def test_accelerates_fsdp_counts_as_fsdp():
-    environment = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-    assert plan_of(2, environment=environment).fsdp and plan_of(2, parallel="fsdp").fsdp
-    assert not plan_of(2).fsdp
-
-
 @pytest.mark.parametrize(("precision", "launched"), [("fp32", "bf16"), ("bf16", "no")])
 def test_the_recipe_decides_the_precision_and_not_the_launcher(precision, launched, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
