@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -123,12 +122,3 @@ def test_the_ending_says_the_format(tmp_path, ending, starts):
 def test_the_picture_in_the_documentation_is_small():
     picture = Path(__file__).resolve().parents[2] / "docs" / "conditioning.png"
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 300_000
-
-
-# ---- mistakes -------------------------------------------------------------------------------------------------------
-
-
-def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    result = run("conditioning", "-c", "{empty: 1}", "-o", tmp_path / "sets.png", code=2)
-    assert result.stderr == "error: drawing a picture needs matplotlib: pip install 'acgpt[plot]'\n"

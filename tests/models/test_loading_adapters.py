@@ -28,22 +28,16 @@ pytestmark = pytest.mark.usefixtures("offline")
 # ---- adapters ------------------------------------------------------------------------------------------------------
 
 
-def test_an_adapter_is_put_on_its_base(adapted):
-    base, adapter, want = adapted
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        lm = acgpt.load(base, adapter=adapter)
-        assert scores(lm) == pytest.approx(want, rel=0, abs=1e-5)
-    assert lm.reads_future and lm.bos == 1
-    assert scores(acgpt.load(base), future=True) != pytest.approx(want, rel=0, abs=0.01)
-
-
-def test_an_adapter_folder_alone_brings_its_base(adapted):
+def test_an_adapter_is_put_on_the_base_that_is_named_or_on_its_own(adapted):
     base, adapter, want = adapted
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
-    lm = acgpt.load(adapter)
-    assert scores(lm) == pytest.approx(want, rel=0, abs=1e-5)
-    assert lm.reads_future and lm.bos == 1
+    for arguments in ((base, adapter), (adapter,)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            lm = acgpt.load(*arguments)
+            assert scores(lm) == pytest.approx(want, rel=0, abs=1e-5)
+        assert lm.reads_future and lm.bos == 1
+    assert scores(acgpt.load(base), future=True) != pytest.approx(want, rel=0, abs=0.01)
 
 
 def test_an_adapter_for_other_weights_warns(adapted):
@@ -241,13 +235,9 @@ def test_without_peft_the_default_says_how_to_do_without_its_adapter(embedded, a
 
 
 def test_an_adapter_of_ones_own_takes_the_place_of_the_defaults(embedded, adapted):
-    assert list(acgpt.load(adapter=adapted[1]).adapters) == ["default"]
-    assert acgpt.load(adapter=adapted[1]).router is False  # it is for all that is asked
-
-
-def test_what_an_adapter_says_of_bos_holds_for_the_default_model_too(embedded, adapted):
     _, adapter, want = adapted
     lm = acgpt.load(adapter=adapter)
+    assert list(lm.adapters) == ["default"] and lm.router is False  # it is for all that is asked
     assert lm.bos == 1  # as it was trained; the default's own choice is for the model as it comes
     assert scores(lm) == pytest.approx(want, rel=0, abs=1e-5)
 

@@ -137,32 +137,33 @@ def test_kernels_from_the_hub_are_refused(workshop, tmp_path, key, kernel):
         acgpt.load(folder)
 
 
+EVIL = {"base_model_class": "A", "parent_library": "acgpt_test_evil"}
+
+
+@pytest.fixture
+def adapter(workshop, tmp_path, monkeypatch):
+    """A copy of the adapter, beside a module that must not be imported."""
+    (tmp_path / "acgpt_test_evil.py").write_text("raise SystemExit('run')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield Path(shutil.copytree(workshop / "adapter", tmp_path / "adapter"))
+    assert "acgpt_test_evil" not in sys.modules
+
+
 @pytest.mark.parametrize("beside_the_model", [False, True])
-def test_a_module_that_an_adapter_names_is_not_imported(workshop, tmp_path, monkeypatch, beside_the_model):
+def test_a_module_that_an_adapter_names_is_not_imported(workshop, adapter, beside_the_model):
     """Where PEFT imports it, and where transformers has PEFT do so, for an adapter in the folder of the model."""
-    folder = Path(shutil.copytree(workshop / "adapter", tmp_path / "adapter"))
     module = {"megatron_config": {"hidden_size": 8}, "megatron_core": "acgpt_test_evil.core"}
-    keys(ADAPTER_CONFIG, auto_mapping={"base_model_class": "A", "parent_library": "acgpt_test_evil"}, **module)(folder)
-    (tmp_path / "acgpt_test_evil.py").write_text("raise SystemExit('run')\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    keys(ADAPTER_CONFIG, auto_mapping=EVIL, **module)(adapter)
     if beside_the_model:
-        shutil.copytree(workshop / "model", folder, dirs_exist_ok=True)
+        shutil.copytree(workshop / "model", adapter, dirs_exist_ok=True)
+    folders = (adapter, workshop / "adapter") if beside_the_model else (workshop / "model", adapter)
     with pytest.raises(ModelError, match=NO_CODE):
-        if beside_the_model:
-            acgpt.load(folder, workshop / "adapter")
-        else:
-            acgpt.load(workshop / "model", folder)
-    assert "acgpt_test_evil" not in sys.modules
+        acgpt.load(*folders)
 
 
-def test_a_library_that_an_adapter_names_is_not_imported(workshop, tmp_path, monkeypatch):
-    folder = Path(shutil.copytree(workshop / "adapter", tmp_path / "adapter"))
-    auto_mapping = {"base_model_class": "A", "parent_library": "acgpt_test_evil"}
-    keys(ADAPTER_CONFIG, auto_mapping=auto_mapping, task_type=None)(folder)
-    (tmp_path / "acgpt_test_evil.py").write_text("raise SystemExit('run')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    acgpt.load(workshop / "model", folder)
-    assert "acgpt_test_evil" not in sys.modules
+def test_a_library_that_an_adapter_names_is_not_imported(workshop, adapter):
+    keys(ADAPTER_CONFIG, auto_mapping=EVIL, task_type=None)(adapter)
+    acgpt.load(workshop / "model", adapter)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

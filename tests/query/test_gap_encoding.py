@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from acgpt.data.tokenizer import named
-from acgpt.errors import QueryError, TemplateError
+from acgpt.errors import QueryError
 from acgpt.query.constraint import DEAD, Constraint, TokenTable
 from acgpt.query.gaps import Gapped, Region, encode_gaps, has_gaps
 from acgpt.query.template import Gap, Given, Part, Slot, parse
@@ -199,11 +199,6 @@ def test_an_encoding_without_asked_tokens_is_refused() -> None:
     gapped = encode_gaps(parse("The cat {{_}} sat."), named("gpt2"))
     with pytest.raises(QueryError, match="0 tokens"):
         gapped.encoded([0])
-
-
-def test_alternatives_next_to_a_gap_are_refused() -> None:
-    with pytest.raises(TemplateError, match="alternatives"):
-        encode_gaps(parse("{{_}} {{a|b}}"), named("gpt2"), "{{_}} {{a|b}}")
 
 
 def test_only_gaps_are_gaps() -> None:

@@ -111,11 +111,6 @@ def test_too_many_questions_samples_and_tokens_are_refused(small):
     assert small.post("/v1/surprise", json={"text": "The cat sat on the mat. " * 2}).status_code == 200
 
 
-def test_a_text_longer_than_the_model_reads_is_refused(http):
-    message = refused(http.post("/v1/log_prob", json={"query": "a " * 200 + "{{b}}"}), 422, "invalid_query", "query")
-    assert "96 positions" in message
-
-
 SLOW = "In {{_:[ab]*a[ab]{24}}}."
 
 
