@@ -23,7 +23,7 @@ import numpy as np
 
 from acgpt.common.files import read_json_object, sync, write_atomically
 from acgpt.errors import InputError
-from acgpt.evaluation.bootstrap import DOCUMENTS, TEXTS, PerText, TextSums
+from acgpt.evaluation.bootstrap import TEXTS, PerText, TextSums
 
 KIND, FORMAT = "per-text", 1
 ENDING = f".{KIND}.json"
@@ -50,26 +50,18 @@ def from_dict(content: Mapping[str, Any]) -> PerText:
     """Convert the content of a file back.
 
     Raises:
-        ValueError: The content is of another kind, or damaged.
+        ValueError: The content is of another kind. Damaged content raises other errors, too.
     """
     if (content.get("kind"), content.get("format_version")) != (KIND, FORMAT):
         raise ValueError(f"it is not a file of kind {KIND}, version {FORMAT}")
-    try:
-        modes = {
-            mode: TextSums(
-                np.array([math.inf if x is None else float(x) for x in nats]),
-                np.array(content["tokens"][mode], dtype=np.float64),
-            )
-            for mode, nats in content["nats"].items()
-        }
-        per_text = PerText(str(content["set"]["hash"]), modes, content.get("unit", TEXTS))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it is damaged: {error!r}") from error
-    if len({array.shape for sums in modes.values() for array in sums}) > 1:
-        raise ValueError("its lists differ in length")
-    if per_text.unit not in (DOCUMENTS, TEXTS):
-        raise ValueError(f"its unit is {per_text.unit!r}")
-    return per_text
+    modes = {
+        mode: TextSums(
+            np.array([math.inf if x is None else float(x) for x in nats]),
+            np.array(content["tokens"][mode], dtype=np.float64),
+        )
+        for mode, nats in content["nats"].items()
+    }
+    return PerText(str(content["set"]["hash"]), modes, content.get("unit", TEXTS))
 
 
 def per_text_path(results: Path) -> Path:
@@ -107,7 +99,7 @@ def read_per_text(results: Path, evaluation: Mapping[str, Any]) -> PerText | Non
     try:
         per_text = from_dict(read_json_object(path))
         check_same(per_text, evaluation)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} does not belong to {results.name} ({error}): evaluate again.") from error
     return per_text
 
@@ -118,21 +110,18 @@ def check_same(per_text: PerText, evaluation: Mapping[str, Any]) -> None:
     Raises:
         ValueError: They are of another evaluation.
     """
-    dataset = evaluation["set"]
+    dataset, resampled = evaluation["set"], evaluation.get("bootstrap") or {}
     if per_text.set_hash != dataset["hash"]:
         raise ValueError(f"it is of the evaluation dataset {per_text.set_hash[:8]}, not {dataset['hash'][:8]}")
-    resampled = evaluation.get("bootstrap") or {}
-    if per_text.unit != resampled.get("unit", TEXTS):
-        raise ValueError(f"it is of {per_text.unit}")
-    units = resampled.get("units", dataset["texts"])
+    unit, units = resampled.get("unit", TEXTS), resampled.get("units", dataset["texts"])
     answers = {mode: answer for mode, answer in evaluation["modes"].items() if answer is not None}
-    if set(answers) != set(per_text.modes):
-        raise ValueError("it is of other modes")
-    for mode, sums in per_text.modes.items():
+    same = per_text.unit == unit and set(answers) == set(per_text.modes)
+    for mode, sums in per_text.modes.items() if same else ():
         perplexity, tokens = answers[mode]["perplexity"], sums.tokens.sum()
         mean_nll = sums.nats.sum() / tokens
         # The rounding error of each sum is at most half a unit of the last digit.
-        tolerance = len(sums.nats) * 0.5 * 10**-DIGITS / tokens + 1e-9
-        same = math.isinf(mean_nll) if perplexity is None else abs(mean_nll - math.log(perplexity)) <= tolerance
-        if tokens != answers[mode]["tokens"] or len(sums.nats) != units or not same:
-            raise ValueError(f"its numbers do not match the mode {mode}")
+        tolerance = units * 0.5 * 10**-DIGITS / tokens + 1e-9
+        near = math.isinf(mean_nll) if perplexity is None else abs(mean_nll - math.log(perplexity)) <= tolerance
+        same = same and near and tokens == answers[mode]["tokens"] and {len(array) for array in sums} == {units}
+    if not same:
+        raise ValueError("its numbers do not match")

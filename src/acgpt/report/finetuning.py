@@ -32,6 +32,7 @@ from acgpt.report.runs import (
     backbones,
     command_for,
     describe_set,
+    resampled,
 )
 from acgpt.report.tables import INTERVALS, NO_CLEAR_BEST, Cell, Column, Row, Table, comparable, file_name, grouped
 from acgpt.training.recipe import differences
@@ -234,7 +235,8 @@ def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], pap
         cells = {**run_description(run, names), "texts": run.budget[0], **evaluation.modes, "set": evaluation.hash[:8]}
         details = (describe_set(evaluation),)
         key = group(run, evaluation)
-        rows.append(Row(cells, key, None, False, details, evaluation.resampled(), evaluation.unit))
+        resamples = resampled(map(evaluation.perplexity, evaluation.modes))
+        rows.append(Row(cells, key, None, False, details, resamples, evaluation.unit))
     rows += paper_rows(paper, "perplexities")
     return Table(f"Perplexities, {split}", CAPTIONS["perplexities"], PERPLEXITIES, tuple(rows), "backbone", SETS)
 

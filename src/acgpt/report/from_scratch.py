@@ -14,11 +14,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from acgpt.evaluation.bootstrap import Difference, MeasuredPerplexity, paired_difference
 from acgpt.methods import METHODS
@@ -33,6 +31,7 @@ from acgpt.report.runs import (
     Run,
     RunEvaluation,
     describe_set,
+    resampled,
 )
 from acgpt.report.tables import (
     INTERVALS,
@@ -144,12 +143,6 @@ class Entry:
             return None
         answered = [evaluation for evaluation in self.evaluations if evaluation.modes[mode] is not None]
         return MeasuredPerplexity(value, mode, tuple(evaluation.per_text for evaluation in answered))
-
-    @cached_property
-    def resampled(self) -> dict[str, np.ndarray]:
-        """By mode, (resamples,) the mean perplexity on resamples, where sums per document or text were kept."""
-        resamples = {mode: measured.resampled for mode in self.modes if (measured := self.perplexity(mode)) is not None}
-        return {mode: values for mode, values in resamples.items() if values is not None}
 
     @property
     def at_training_r_max(self) -> bool:
@@ -276,7 +269,8 @@ def ablation(
             "set": entry.evaluation.hash[:8],
         }
         details = (describe_set(entry.evaluation),)
-        rows.append(Row(cells, entry.group, entry.note, False, details, entry.resampled, entry.evaluation.unit))
+        resamples = resampled(map(entry.perplexity, entry.modes))
+        rows.append(Row(cells, entry.group, entry.note, False, details, resamples, entry.evaluation.unit))
     from_paper = paper_rows(paper, "perplexities", size, {entry.r_max for entry in entries})
     title = f"{paper['sizes'].get(size, size)}, {split}"
     all_rows = sorted([*rows, *from_paper], key=lambda row: (row.cells["r_max"], row.paper))

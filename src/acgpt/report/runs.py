@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -93,11 +93,6 @@ class RunEvaluation:
         if value is None or not math.isfinite(value):
             return None
         return MeasuredPerplexity(value, mode, (self.per_text,))
-
-    def resampled(self) -> dict[str, np.ndarray]:
-        """Return by mode the perplexity on resamples, (resamples,), where sums per document or text were kept."""
-        resamples = {mode: measured.resampled for mode in self.modes if (measured := self.perplexity(mode)) is not None}
-        return {mode: values for mode, values in resamples.items() if values is not None}
 
     @property
     def completeness(self) -> tuple[int, bool]:
@@ -400,6 +395,12 @@ def read_json(path: Path) -> dict[str, Any]:
         return read_json_object(path)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path} ({error}): repair it or leave it out.") from error
+
+
+def resampled(perplexities: Iterable[MeasuredPerplexity | None]) -> dict[str, np.ndarray]:
+    """Return by mode the perplexity on resamples, (resamples,), where sums per document or text were kept."""
+    by_mode = {measured.mode: measured.resampled for measured in perplexities if measured is not None}
+    return {mode: values for mode, values in by_mode.items() if values is not None}
 
 
 def backbones(runs: Sequence[Run]) -> dict[str, str]:
