@@ -66,7 +66,7 @@ def train(
         return
     if recipe is None:
         raise typer.BadParameter("choose a RECIPE: a YAML file, or a name from --list.")
-    train_and_report(lambda: load_recipe(recipe, changes or (), finetuning=False), options, as_json)
+    train_and_report(lambda: load_recipe(recipe, changes or ()), options, as_json)
 
 
 def train_and_report(load: Callable[[], Recipe], options: RunOptions, as_json: bool) -> None:

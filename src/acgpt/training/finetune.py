@@ -66,7 +66,7 @@ def finetuning_recipe(recipe: str | Path | None, options: FinetuningOptions, cha
         "lora.rank": options.rank,
     }
     settings = {key: value for key, value in settings.items() if value is not None}
-    loaded = load_recipe(name, {**settings, **({"lora": None} if full else {}), **changes}, finetuning=True)
+    loaded = load_recipe(name, {**settings, **({"lora": None} if full else {}), **changes})
     if not loaded.base:
         raise InputError(f"the recipe {name} has no pretrained model: choose one with `base`, or use acgpt train.")
     return loaded

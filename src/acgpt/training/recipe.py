@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -424,9 +424,7 @@ def recipes_for(finetuning: bool) -> dict[str, str]:
     return {name: text for name, text in built_in().items() if bool(load_recipe(name).base) == finetuning}
 
 
-def read_yaml(
-    name: str | Path, folder: Path, kind: str, hint: str = "", offered: Callable[[], Iterable[str]] | None = None
-) -> tuple[dict[str, Any], Path]:
+def read_yaml(name: str | Path, folder: Path, kind: str, hint: str = "") -> tuple[dict[str, Any], Path]:
     """Read a YAML file and return its contents and its path.
 
     Args:
@@ -434,7 +432,6 @@ def read_yaml(
         folder: Folder of the files that come with acgpt.
         kind: "recipe" or "experiment", for errors.
         hint: A hint to add to errors.
-        offered: Returns the names that errors offer. Default: all files that come with acgpt.
     """
     path, names = Path(name), built_in(folder)
     if not path.is_file() and str(name).removesuffix(".yaml") in names:
@@ -442,12 +439,11 @@ def read_yaml(
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except (OSError, UnicodeDecodeError) as error:
-        choices = list(names if offered is None else offered())
-        similar = get_close_matches(str(name), choices, n=1)
+        similar = get_close_matches(str(name), names, n=1)
         hint += f"did you mean {similar[0]}? " if similar else ""
         raise InputError(
             f"cannot read the {kind} {name} ({error}): {hint}Name a YAML file, or one of acgpt's own: "
-            f"{', '.join(choices)}."
+            f"{', '.join(names)}."
         ) from error
     except yaml.YAMLError as error:
         raise InputError(f"the {kind} {name} is not valid YAML: {error}") from error
@@ -456,9 +452,7 @@ def read_yaml(
     return content, path
 
 
-def load_recipe(
-    name: str | Path, changes: Sequence[str] | Mapping[str, Any] = (), *, finetuning: bool | None = None
-) -> Recipe:
+def load_recipe(name: str | Path, changes: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
     """Load a recipe and apply changes to it.
 
     Args:
@@ -467,12 +461,9 @@ def load_recipe(
             A dotted key sets a key of a mapping: `conditioning.r_max`. A change also removes the keys of the file that
             it makes meaningless: `steps` removes `epochs` and shortens a `warmup` that is as long as the run,
             `optimizer=adamw` removes `muon_lr`, and `lora.rank` removes `lora.alpha`.
-        finetuning: Which built-in recipes to offer if the name is unknown: those of `acgpt finetune` or of `acgpt
-            train`. Default: both.
     """
     hint = "name the recipe first, then the changes. " if "=" in str(name) else ""
-    offered = None if finetuning is None else partial(recipes_for, finetuning)
-    content, _ = read_yaml(name, BUILT_IN, "recipe", hint, offered)
+    content, _ = read_yaml(name, BUILT_IN, "recipe", hint)
     return with_changes(content, changes, str(name))
 
 
