@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,6 +14,7 @@ from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.evaluation import generator as defaults
 from acgpt.evaluation.dataset import save_or_warn, trained_r_max, trained_r_maxes
+from acgpt.evaluation.generations import object_of_kind
 from acgpt.evaluation.generator import DISK_REMEDY, INDEX, Generator
 from acgpt.evaluation.options import GenerationOptions
 from acgpt.evaluation.partial import existing_record
@@ -126,9 +126,5 @@ def summary(mode: str, record: Mapping[str, Any] | None) -> dict[str, Any] | Non
 
 def check_index(path: Path) -> None:
     """Refuse to overwrite a file that is not an index of generations."""
-    try:
-        if not path.exists() or json.loads(path.read_text(encoding="utf-8"))["kind"] == "index":
-            return
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise InputError(f"{path} is not an index of generations: move it, or choose another folder.")
+    if path.exists() and object_of_kind(path, "index") is None:
+        raise InputError(f"{path} is not an index of generations: move it, or choose another folder.")
