@@ -253,10 +253,14 @@ class Cell:
         return self.folder.parent / LOCKS / self.name
 
     @property
+    def after_training(self) -> dict[Path, tuple[str, ...]]:
+        """The commands that follow training, by the file that each writes last."""
+        return {**self.evaluations, **self.generations, **self.scores}
+
+    @property
     def commands(self) -> list[str]:
         """All commands of the cell, as shell commands."""
-        after_training = {**self.evaluations, **self.generations, **self.scores}
-        return [shlex.join(["acgpt", *arguments]) for arguments in (self.train, *after_training.values())]
+        return [shlex.join(["acgpt", *arguments]) for arguments in (self.train, *self.after_training.values())]
 
 
 @dataclass(frozen=True)

@@ -276,9 +276,8 @@ class Runner:
         with held(cell) as lock:
             if lock is None:
                 return replace(before, state="elsewhere")
-            after_training = {**cell.evaluations, **cell.generations, **cell.scores}
-            for path, arguments in ((None, cell.train), *after_training.items()):
-                if (path or cell.folder / RESULTS).exists():
+            for path, arguments in {cell.folder / RESULTS: cell.train, **cell.after_training}.items():
+                if path.exists():
                     continue
                 if self.should_stop():
                     return stopped(cell)

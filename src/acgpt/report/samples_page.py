@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +142,7 @@ def tokenizer_of(
 
 def segments(sample: Generation, tokenizer: PreTrainedTokenizerBase | None) -> list[Segment]:
     """Split a text into pieces: given text in runs, sampled text by token, or by fill without a tokenizer."""
+    scores = iter(sample.log_probs or ())
     if tokenizer is not None and None not in sample.tokens:
         from acgpt.query.text import pieces
 
@@ -149,26 +150,18 @@ def segments(sample: Generation, tokenizer: PreTrainedTokenizerBase | None) -> l
         texts = [
             END if i == tokenizer.eos_token_id else text for i, text in zip(ids, pieces(ids, tokenizer), strict=True)
         ]
-        scores = iter(sample.log_probs or [math.nan] * sample.roles.count("a"))
-        scored = [
-            (role, text, [next(scores)] if role == "a" else []) for role, text in zip(sample.roles, texts, strict=True)
+        return [
+            (role, text, list(islice(scores, 1)) if role == "a" else [])
+            for role, text in zip(sample.roles, texts, strict=True)
         ]
-        return [(role, text, [x for x in score if not math.isnan(x)]) for role, text, score in scored]
     given = sample.prompt.split(BLANK)
-    if len(given) != len(sample.fills) + 1 or "".join(interleaved(given, sample.fills)) != sample.text:
-        return [("a", sample.text, list(sample.log_probs or ()))]  # the positions of the fills are ambiguous
-    scores = iter(sample.log_probs or ())
-    lengths = [len(run) for run in sample.runs]
-    by_fill = [[next(scores) for _ in range(length)] if sample.log_probs else [] for length in lengths]
     parts: list[Segment] = []
-    for text, fill, log_probs in zip(given, sample.fills, by_fill, strict=False):
-        parts += [("g", text, []), ("a", fill, log_probs)]
-    return [*parts, ("g", given[-1], [])]
-
-
-def interleaved(given: Sequence[str], fills: Sequence[str]) -> list[str]:
-    """Return the given texts and the fills in turn."""
-    return [text for pair in zip(given, [*fills, ""], strict=True) for text in pair]
+    for text, fill, run in zip(given, sample.fills, sample.runs, strict=False):
+        parts += [("g", text, []), ("a", fill, list(islice(scores, len(run))))]
+    parts.append(("g", given[-1], []))
+    if len(given) != len(sample.fills) + 1 or "".join(text for _, text, _ in parts) != sample.text:
+        return [("a", sample.text, list(sample.log_probs or ()))]  # the positions of the fills are ambiguous
+    return parts
 
 
 def card(column: SampleColumn, sample: Generation, parts: Sequence[Segment]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import product
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -108,7 +110,7 @@ class Column:
     title: str
     tex: str = ""
     form: str = ""
-    best: Callable[[Iterable[float]], float] | None = None
+    best: Callable[..., Any] | None = None
     terminal: bool = True
     spare: bool = False
     spread: bool = False
@@ -136,12 +138,7 @@ class Column:
         return self.show(value.percent), f"({' to '.join(ends)})" if ends else ""
 
     def equal_as_text(self, cell: Cell, value: float, other: float) -> bool:
-        """Return whether two numbers look the same in this column, with the digits of the cell.
-
-        A missing number equals nothing.
-        """
-        if math.isnan(value):
-            return False
+        """Return whether two numbers look the same in this column, with the digits of the cell."""
         form = f".{cell.digits}f" if isinstance(cell, Mean) and cell.digits is not None else self.form
         formatter = replace(self, form=form)
         return formatter.show(value) == formatter.show(other)
@@ -219,53 +216,31 @@ class Table:
         return column.show(row.cells.get(column.key))
 
     @cached_property
-    def groups(self) -> pd.Series:
-        """Number of each row's group, in the order of their first rows."""
-        values = pd.Series([row.group for row in self.rows], dtype=object)
-        return pd.Series(values.factorize(use_na_sentinel=False)[0], dtype=int)
-
-    @cached_property
-    def best(self) -> pd.DataFrame:
-        """Whether each cell, as it is printed, is the best of two or more in its group; by row and column.
+    def best(self) -> set[tuple[int, str]]:
+        """The cells, by `id` of the row and column, that are printed as the best of two or more in their group.
 
         There is no best if the interval of its lead over another row includes zero.
         """
-        bold = {}
-        for column in (column for column in self.columns if column.best is not None):
-            cells = [row.cells.get(column.key) for row in self.rows]
-            numbers = pd.Series([comparable(cell) for cell in cells], dtype=float)
-            by_group = numbers.groupby(self.groups)
-            winners, counts = by_group.transform("min" if column.best is min else "max"), by_group.transform("count")
-            unclear = {group for group, members in by_group if self.within_noise(column, members)}
-            bold[column.key] = [
-                count > 1 and group not in unclear and column.equal_as_text(cell, number, winner)
-                for cell, number, winner, count, group in zip(cells, numbers, winners, counts, self.groups, strict=True)
-            ]
-        return pd.DataFrame(bold, index=[id(row) for row in self.rows])
-
-    def within_noise(self, column: Column, numbers: pd.Series) -> bool:
-        """Return whether the best row's lead over another has an interval that includes zero, where it is known.
-
-        Args:
-            column: The column.
-            numbers: The numbers of the rows of one group, by row index.
-        """
-        present = numbers.dropna()
-        if present.empty:
-            return False
-        first = present.idxmin() if column.best is min else present.idxmax()
-        best, unit = self.rows[first].resampled.get(column.key), self.rows[first].unit
-        if best is None or unit is None:
-            return False
-        rows = [self.rows[i] for i in present.index if i != first and self.rows[i].unit == unit]
-        others = [row.resampled.get(column.key) for row in rows]
-        intervals = [percentiles(other - best, unit[1]) for other in others if other is not None]
-        return any(interval is not None and interval[0] <= 0 <= interval[1] for interval in intervals)
+        bold = set()
+        for column, group in product(self.columns, self.grouped()):
+            if column.best is not None:
+                numbers = [(row, comparable(row.cells.get(column.key))) for row in group]
+                present = [(row, number) for row, number in numbers if number is not None]
+                if len(present) < 2:
+                    continue
+                first, winner = column.best(present, key=itemgetter(1))
+                if not within_noise(column, first, [row for row, _ in present if row is not first]):
+                    bold |= {
+                        (id(row), column.key)
+                        for row, number in present
+                        if column.equal_as_text(row.cells[column.key], number, winner)
+                    }
+        return bold
 
     def is_bold(self, row: Row, column: Column) -> bool:
         """Return whether a cell is the best of two or more in its group, or a difference outside noise."""
         if column.best is not None:
-            return bool(self.best.at[id(row), column.key])
+            return (id(row), column.key) in self.best
         cell = row.cells.get(column.key)
         return isinstance(cell, Difference) and cell.clear
 
@@ -418,6 +393,16 @@ class Table:
             for row in group:
                 table.add_row(*(cell(row, column) for column in columns))
         return table
+
+
+def within_noise(column: Column, first: Row, others: Sequence[Row]) -> bool:
+    """Return whether the best row's lead over another has an interval that includes zero, where it is known."""
+    best, unit = first.resampled.get(column.key), first.unit
+    if best is None or unit is None:
+        return False
+    resamples = [row.resampled.get(column.key) for row in others if row.unit == unit]
+    intervals = [percentiles(other - best, unit[1]) for other in resamples if other is not None]
+    return any(interval is not None and interval[0] <= 0 <= interval[1] for interval in intervals)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
