@@ -7,17 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from toys import (
-    BOS,
-    answer,
-    engine_of,
-    every_query,
-    learner_of,
-    mask_of,
-    query,
-    roles_of,
-    toy,
-)
+from toys import BOS, answer, engine_of, every_query, learner_of, mask_of, query, roles_of, toy
 
 from acgpt.engine.decode import Sampling
 from acgpt.engine.layout import Budget

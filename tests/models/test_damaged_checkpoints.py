@@ -112,10 +112,7 @@ NOT_BUILT = {  # nothing is built of these: what is wrong, and what is said of i
 BUILT = {  # what only shows in the model
     "weights that are missing": (without(WEIGHTS), "no file named model.safetensors"),
     "weights that are a folder": (instead(WEIGHTS, Path.mkdir), "no file named model.safetensors"),
-    "tensors of wrong shapes": (
-        tensors(torch.t),
-        r"has shape \(32, 324\) in its file, and \(324, 32\) by its",
-    ),
+    "tensors of wrong shapes": (tensors(torch.t), r"has shape \(32, 324\) in its file, and \(324, 32\) by its"),
     "one layer more": (keys(num_hidden_layers=3), r"lacks the weights .*layers\.2\.self_attn\.q_proj"),
     "NaN": (tensors(lambda tensor: tensor * NAN), "embed_tokens.weight are not all finite numbers"),
     "infinities": (tensors(lambda tensor: tensor + INFINITY), "embed_tokens.weight are not all finite numbers"),

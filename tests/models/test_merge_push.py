@@ -184,22 +184,21 @@ def write_gguf(path):
     return path
 
 
-@pytest.mark.parametrize("existing", ["folder", "empty folder", "file", "dangling link"])
-def test_nothing_that_is_there_is_overwritten(pair, tmp_path, existing, monkeypatch):
-    target = tmp_path / "merged"
-    if existing == "file":
-        target.write_text("mine")
-    elif existing == "dangling link":
-        target.symlink_to(tmp_path / "nowhere")
-    else:
-        target.mkdir()
-    if existing == "folder":
-        (target / "thesis.txt").write_text("mine")
+EXISTING = {
+    "folder": lambda path: (path.mkdir(), (path / "thesis.txt").write_text("mine")),
+    "empty folder": Path.mkdir,
+    "file": lambda path: path.write_text("mine"),
+    "dangling link": lambda path: path.symlink_to(path.with_name("nowhere")),
+}
+
+
+@pytest.mark.parametrize("make", EXISTING.values(), ids=EXISTING)
+def test_nothing_that_is_there_is_overwritten(pair, tmp_path, make, monkeypatch):
+    make(tmp_path / "merged")
+    before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr("acgpt.models.loading.load_base", lambda *_: pytest.fail("it was loaded first"))
-    assert "is there already" in run("merge", *pair, "-o", target, code=2).stderr
-    assert [p.name for p in tmp_path.iterdir()] == ["merged"]
-    if existing == "folder":
-        assert [p.name for p in target.iterdir()] == ["thesis.txt"]
+    assert "is there already" in run("merge", *pair, "-o", tmp_path / "merged", code=2).stderr
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -495,8 +494,7 @@ def test_what_the_hub_refuses_is_an_error_without_a_traceback(folder, hub, monke
 
 
 def test_merge_and_push_return_what_the_commands_print(pair, tmp_path):
-    done = CliRunner().invoke(app, ["merge", *map(str, pair), "-o", str(tmp_path / "command"), "--json"])
-    printed = json.loads(done.stdout) | {"folder": str(tmp_path / "function")}
-    assert acgpt.merge(*pair, tmp_path / "function") == printed
-    done = CliRunner().invoke(app, ["push", str(tmp_path / "function"), "me/mine", "--dry-run", "--json"])
-    assert acgpt.push(tmp_path / "function", "me/mine", dry_run=True) == json.loads(done.stdout)
+    printed = json.loads(run("merge", *pair, "-o", tmp_path / "command", "--json").stdout)
+    assert acgpt.merge(*pair, tmp_path / "function") == printed | {"folder": str(tmp_path / "function")}
+    printed = json.loads(run("push", tmp_path / "function", "me/mine", "--dry-run", "--json").stdout)
+    assert acgpt.push(tmp_path / "function", "me/mine", dry_run=True) == printed

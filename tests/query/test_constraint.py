@@ -14,13 +14,7 @@ import pytest
 from fuzz import examples
 
 from acgpt.errors import InputError
-from acgpt.query.constraint import (
-    DEAD,
-    Constraint,
-    TokenTable,
-    compiled,
-    pattern_matches,
-)
+from acgpt.query.constraint import DEAD, Constraint, TokenTable, compiled, pattern_matches
 
 LONGEST = 4  # tokens of a text
 
