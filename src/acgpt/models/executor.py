@@ -191,6 +191,16 @@ class Executor:
 
     def run(self, searches: Sequence[Search[Result]]) -> list[Result]:
         """Run searches to their ends, and return their results. Their requests are answered together."""
+        steps = self.steps(searches)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                results: list[Result] = end.value
+                return results
+
+    def steps(self, searches: Sequence[Search[Result]]) -> Generator[None, None, list[Result]]:
+        """Run searches as `run` does, and yield after each decoding step, so that a caller can show what was drawn."""
         results: dict[int, Result] = {}
         answers: dict[int, Any] = dict.fromkeys(range(len(searches)))  # for each active search
         while answers:
@@ -200,23 +210,10 @@ class Executor:
                     requests[i] = searches[i].send(answer)
                 except StopIteration as end:
                     results[i] = end.value
-            answers = self.answers(requests)
+            answers = yield from self.answers(requests)
         return [results[i] for i in range(len(searches))]
 
-    def steps(self, search: Search[Result]) -> Iterator[None]:
-        """Run one search to its end, and yield after each decoding step, so that the caller can show what was drawn."""
-        answer: Any = None
-        while True:
-            try:
-                request = search.send(answer)
-            except StopIteration:
-                return
-            if isinstance(request, Rows):
-                answer = yield from self.drawing([request])
-            else:
-                answer = self.answers({0: request})[0]
-
-    def answers(self, requests: Mapping[int, Request]) -> dict[int, Any]:
+    def answers(self, requests: Mapping[int, Request]) -> Generator[None, None, dict[int, Any]]:
         """Return the results of requests, by number; those of one kind are computed together."""
         answers: dict[int, Any] = {}
         scoring = {i: request for i, request in requests.items() if type(request) is Scores}
@@ -230,7 +227,7 @@ class Executor:
         answers.update(zip(sampling, self.samples(list(sampling.values())), strict=True))
         answers.update(self.lengths({i: r for i, r in requests.items() if isinstance(r, LengthRequest)}))
         drawing = {i: request for i, request in requests.items() if isinstance(request, Rows)}
-        rows = iter(self.draw(list(drawing.values())))
+        rows = iter((yield from self.draw(list(drawing.values()))))
         answers.update({i: list(islice(rows, len(request.queries))) for i, request in drawing.items()})
         return answers
 
@@ -263,18 +260,8 @@ class Executor:
             results.update(zip(chosen, np.split(answers, ends[:-1]), strict=True))
         return results
 
-    def draw(self, requests: Sequence[Rows]) -> list[ActiveRow]:
-        """Draw the rows of requests, in batches of those that have the same route and sampling options."""
-        steps = self.drawing(requests)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                rows: list[ActiveRow] = end.value
-                return rows
-
-    def drawing(self, requests: Sequence[Rows]) -> Generator[None, None, list[ActiveRow]]:
-        """Draw the rows of requests as `draw` does, and yield after each step."""
+    def draw(self, requests: Sequence[Rows]) -> Generator[None, None, list[ActiveRow]]:
+        """Draw the rows of requests, in batches with the same route and sampling options; yield after each step."""
         everything = [(request, i) for request in requests for i in range(len(request.queries))]
         groups: dict[tuple[Route, Sampling], list[int]] = {}
         for number, (request, i) in enumerate(everything):

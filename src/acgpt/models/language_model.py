@@ -643,7 +643,7 @@ class LanguageModel:
 
     def _pieces(self, search: Search[Fill], pieces: deque[Piece]) -> Iterator[Piece]:
         """Yield the pieces of `stream`, which the search appends."""
-        for _ in self._executor.steps(search):
+        for _ in self._executor.steps([search]):
             while pieces:
                 yield pieces.popleft()
         yield from pieces
