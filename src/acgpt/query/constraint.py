@@ -384,15 +384,9 @@ def reachable(listed: Mapping[int, Mapping[int, int]], final: Collection[int], s
 
 def pattern_matches(pattern: str, text: bytes) -> bool:
     """Return whether a regular expression, in the syntax of `Constraint`, matches a text as a whole."""
-    constraint = _pattern_of_bytes(pattern)
-    state = constraint.start
+    automaton, state = compiled(pattern), 0
     for byte in text:
-        state = constraint.advance(state, byte)
+        state = int(automaton.transitions[state, byte])
         if state == DEAD:
             return False
-    return constraint.accepts(state)
-
-
-@lru_cache(maxsize=64)
-def _pattern_of_bytes(pattern: str) -> Constraint:
-    return Constraint(TokenTable(BYTES), [b"", b""], [pattern])
+    return bool(automaton.accepting[state])

@@ -76,7 +76,8 @@ def parsed(service: Service, question: str | Query) -> list[Part]:
     if slots > service.lm.positions:
         raise QueryError(f"the template has {slots} slots; the model has {service.lm.positions} positions.")
     parts = parse(question)
-    check_characters(service, parts)
+    texts = ([part.text] if isinstance(part, Given) else part.alternatives for part in parts)
+    service.check_characters(sum(max(map(len, own), default=0) for own in texts))  # with the longest alternatives
     return parts
 
 
@@ -84,15 +85,6 @@ def gaps_of(service: Service, template: str) -> list[Part]:
     """Parse a template that must have gaps, as `parsed`."""
     parsed(service, template)
     return parse_gaps(template)
-
-
-def check_characters(service: Service, parts: Sequence[Part]) -> None:
-    """Check the number of characters of a template, with the longest alternative in each slot."""
-    service.check_characters(
-        sum(
-            len(part.text) if isinstance(part, Given) else max(map(len, part.alternatives), default=0) for part in parts
-        )
-    )
 
 
 def check_questions(service: Service, field: str, entries: Sequence[Any]) -> None:

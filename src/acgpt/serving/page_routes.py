@@ -9,8 +9,7 @@ p(token | all others) takes one query per token, so clients ask for some positio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -31,6 +30,8 @@ from acgpt.serving.limits import Budget
 from acgpt.serving.native import check_adapter, naming, replies
 from acgpt.serving.schemas import LayoutReply, LayoutRequest, SurpriseReply, SurpriseRequest
 from acgpt.serving.service import USAGE, Service
+
+Surprise = tuple[list[int], dict[int, TopScore], Route | None]  # tokens, scores by position, and what answered
 
 MOST_SLOTS = 400  # maximum number of slots of a layout: the mask is quadratic
 
@@ -64,10 +65,12 @@ def router(service: Service) -> APIRouter:
             found = searches.router.routes(queries, body.future, body.adapter)
             return surprise_search(ids, queries, found, body.top)
 
-        (found,) = await service.ask_all([naming("text", make)], request)
+        ((ids, scores, route),) = await service.ask_all([naming("text", make)], request)
         if usage := USAGE.get():
-            usage.tokens = len(found.positions)
-        return JSONResponse(finite(await service.prepare(lambda: surprise_json(found, lm.pieces))))
+            usage.tokens = len(scores)
+        tokens = await service.prepare(lambda: surprise_json(ids, scores, lm.pieces))
+        about = {"future": route is not None and route.future, "adapter": route and route.adapter}
+        return JSONResponse(finite({**tokens, **about}))
 
     @routes.post("/v1/layout", responses=replies(LayoutReply))
     async def layout(body: LayoutRequest) -> Response:
@@ -93,23 +96,6 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-@dataclass(frozen=True)
-class Surprise:
-    """The scores of some tokens of a text.
-
-    Args:
-        ids: All tokens of the text.
-        positions: Positions of those that were scored.
-        scores: Log-probability of each, and the most probable tokens in its place.
-        route: What answered; `None` if nothing was asked.
-    """
-
-    ids: Sequence[int]
-    positions: Sequence[int]
-    scores: Sequence[TopScore]
-    route: Route | None
-
-
 def surprise_queries(ids: Sequence[int], positions: Sequence[int], future: bool) -> list[Query]:
     """Return the queries for the tokens at some positions: one from left to right, or one each, given all others."""
     if future:
@@ -120,7 +106,7 @@ def surprise_queries(ids: Sequence[int], positions: Sequence[int], future: bool)
     return [Query(ids[: len(asked)], [not each for each in asked], asked)] if asked else []
 
 
-def surprise_search(ids: Sequence[int], queries: list[Query], routes: list[Route], top: int) -> Search[Surprise]:
+def surprise_search(ids: list[int], queries: list[Query], routes: list[Route], top: int) -> Search[Surprise]:
     """Score queries, with the most probable tokens if some are wanted."""
     scores: list[TopScore] = []
     if queries and top:
@@ -128,22 +114,25 @@ def surprise_search(ids: Sequence[int], queries: list[Query], routes: list[Route
     elif queries:
         scores = [TopScore(float(each), (), ()) for answer in (yield Scores(queries, routes)) for each in answer]
     positions = [position for query in queries for position in query.asked_positions]
-    return Surprise(ids, positions, scores, routes[0] if routes else None)
+    return ids, dict(zip(positions, scores, strict=True)), routes[0] if routes else None
 
 
-def surprise_json(found: Surprise, pieces: Callable[[list[int]], list[str]]) -> dict[str, Any]:
-    """Return the reply of /v1/surprise.
+def surprise_json(
+    ids: list[int], scores: Mapping[int, TopScore], pieces: Callable[[list[int]], list[str]]
+) -> dict[str, Any]:
+    """Return the text of all tokens, and the scores.
 
     Args:
-        found: The scores.
+        ids: All tokens of the text.
+        scores: By position, the log-probability of a token, and the most probable tokens in its place.
         pieces: Returns the text of each token.
     """
-    texts = pieces(list(found.ids))
-    names = {token: pieces([token])[0] for token in {token for score in found.scores for token in score.ids}}
+    texts = pieces(ids)
+    names = {token: pieces([token])[0] for token in {token for score in scores.values() for token in score.ids}}
     tokens = [
         {
             "text": texts[position - 1],
-            "id": int(found.ids[position - 1]),
+            "id": ids[position - 1],
             "position": position,
             "log_prob": score.log_prob,
             "expected": [
@@ -151,12 +140,6 @@ def surprise_json(found: Surprise, pieces: Callable[[list[int]], list[str]]) -> 
                 for token, log_prob in zip(score.ids, score.log_probs, strict=True)
             ],
         }
-        for position, score in zip(found.positions, found.scores, strict=True)
+        for position, score in scores.items()
     ]
-    route = found.route
-    return {
-        "pieces": texts,
-        "tokens": tokens,
-        "future": route is not None and route.future,
-        "adapter": None if route is None else route.adapter,
-    }
+    return {"pieces": texts, "tokens": tokens}
