@@ -24,11 +24,9 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from acgpt.errors import InputError, QueryError, TemplateError
-from acgpt.models.adapters import BARE
 from acgpt.models.answer_json import to_json
 from acgpt.models.answers import Piece
 from acgpt.models.executor import Search
-from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import model_method
 from acgpt.query.gaps import has_gaps
 from acgpt.query.query import Query
@@ -266,19 +264,7 @@ def chosen_options(service: Service, body: BaseModel, question: str) -> dict[str
     """Return the fields that a request sets, other than its question, after a check of those that have limits."""
     options = {name: getattr(body, name) for name in body.model_fields_set if name not in (question, "stream")}
     check_numbers(service, {name: options.get(name) for name in NUMBERS})
-    check_adapter(service.lm, options.get("adapter"))
     return options
-
-
-def check_adapter(lm: LanguageModel, adapter: str | None) -> None:
-    """Check that a model has an adapter of this name.
-
-    Raises:
-        InvalidField: It has not.
-    """
-    names = (*lm.adapters, BARE)
-    if adapter is not None and adapter not in names:
-        raise InvalidField("adapter", InputError(f"there is no such adapter; choose one of {', '.join(names)}."))
 
 
 def naming(param: str, make: Callable[[], Result]) -> Callable[[], Result]:

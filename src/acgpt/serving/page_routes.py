@@ -27,7 +27,7 @@ from acgpt.query.query import Query
 from acgpt.query.text import encode_text
 from acgpt.serving.errors import InvalidField, LimitExceeded
 from acgpt.serving.limits import Budget
-from acgpt.serving.native import check_adapter, naming, replies
+from acgpt.serving.native import naming, replies
 from acgpt.serving.schemas import LayoutReply, LayoutRequest, SurpriseReply, SurpriseRequest
 from acgpt.serving.service import USAGE, Service
 
@@ -47,7 +47,6 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/surprise", responses=replies(SurpriseReply))
     async def surprise(body: SurpriseRequest, request: Request) -> Response:
         """Return the log-probability of the tokens of a text, and the tokens that were expected."""
-        check_adapter(lm, body.adapter)
 
         def make() -> Search[Surprise]:
             service.check_characters(len(body.text))
@@ -75,7 +74,6 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/layout", responses=replies(LayoutReply))
     async def layout(body: LayoutRequest) -> Response:
         """Return the slots of the model's input, and which slots each of them reads."""
-        check_adapter(lm, body.adapter)
 
         def make() -> dict[str, Any]:
             service.check_characters(len(body.template))
