@@ -271,7 +271,9 @@ class Completer:
                 seed=sampling.seed, seconds=options.seconds, adapter=options.adapter, notice=options.notice,
             )  # fmt: skip
         elif not options.resampled:
-            search = self.one_by_one(template, options)
+            search = one_by_one(
+                [self.drawn_gap(prompt, options, i, lambda piece: options.notice(1)) for i in range(options.drawn)]
+            )
         else:
             search = self.searches.sample(
                 template, options.drawn, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
@@ -293,25 +295,16 @@ class Completer:
 
         return filled()
 
-    def one_by_one(self, template: str, options: Options) -> Search[list[Fill]]:
-        """Draw fills one after the other, each after its length."""
+    def drawn_gap(
+        self, prompt: Prompt, options: Options, number: int, notify: Callable[[Piece], object]
+    ) -> Search[Fill]:
+        """Draw the fill of this number, after its length, and tell `notify` each piece of it."""
         sampling = options.sampling
-        searches = [
-            self.searches.stream(
-                template, lambda piece: options.notice(1), max_tokens=options.max_tokens, stop=options.stop,
-                temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
-                seed=sampling.seed + number, seconds=options.seconds, adapter=options.adapter,
-            )
-            for number in range(options.drawn)
-        ]  # fmt: skip
-
-        def search() -> Search[list[Fill]]:
-            fills = []
-            for each in searches:
-                fills.append((yield from each))
-            return fills
-
-        return search()
+        return self.searches.stream(
+            self.template(prompt, options), notify, max_tokens=options.max_tokens, stop=options.stop,
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
+            seed=sampling.seed + number, seconds=options.seconds, adapter=options.adapter,
+        )  # fmt: skip
 
     def streamed_gaps(
         self, prompts: Sequence[Prompt], options: Options, report: Callable[[Delta], object]
@@ -321,7 +314,7 @@ class Completer:
         shown: list[str] = []
         for prompt in prompts:
             for number in range(options.n):
-                index, sampling = len(shown), options.sampling
+                index = len(shown)
                 shown.append("")
 
                 def notify(piece: Piece, index: int = index) -> None:
@@ -329,13 +322,7 @@ class Completer:
                         shown[index] += piece.text
                         report(Delta(index, piece.text))
 
-                searches.append(
-                    self.searches.stream(
-                        self.template(prompt, options), notify, max_tokens=options.max_tokens, stop=options.stop,
-                        temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
-                        seed=sampling.seed + number, seconds=options.seconds, adapter=options.adapter,
-                    )
-                )  # fmt: skip
+                searches.append(self.drawn_gap(prompt, options, number, notify))
 
         def streamed() -> Search[Completions]:
             texts, given, drawn = [], 0, 0
@@ -530,6 +517,14 @@ class Completer:
         offsets = running(self.searches.texts(fill.query, fill.adapter))
         own = [offsets[token.position - 1] for token in fill.tokens]
         return replace(completion, log_probs=self.log_probs(ids, tops, own, options.top))
+
+
+def one_by_one(searches: Sequence[Search[Fill]]) -> Search[list[Fill]]:
+    """Return the results of searches, each begun after the one before it has ended."""
+    fills = []
+    for search in searches:
+        fills.append((yield from search))
+    return fills
 
 
 def joined(results: Sequence[Completions]) -> Completions:

@@ -61,11 +61,8 @@ class Budget:
             else:
                 texts += part.alternatives[:1]
                 asked += part.tokens or 0
-        given = len(encode_text("".join(texts), lm.tokenizer))
-        if param is not None:  # not of the question
-            self.spend(given)
-            given = 0
-        self.spend(given + n * asked, param)
+        self.spend(len(encode_text("".join(texts), lm.tokenizer)))
+        self.spend(n * asked, param)
 
 
 def parsed(service: Service, question: str | Query) -> list[Part]:
