@@ -249,9 +249,3 @@ def test_too_many_fillings_are_counted_not_built() -> None:
     assert len(fillings("{{a|b}}" * 3, cap=8)) == 8
     with pytest.raises(TemplateError, match="8 ways, more than the cap of 7"):
         fillings("{{a|b}}" * 3, cap=7)
-
-
-@pytest.mark.parametrize("template", ["a {{_2}}", "a {{b|c}}"])
-def test_a_template_with_open_slots_has_no_one_text(template: str) -> None:
-    with pytest.raises(ValueError, match="the slot at character 3"):
-        rendered(parse(template))

@@ -354,14 +354,5 @@ def fillings(template: str, cap: int = 256) -> list[list[Part]]:
 
 
 def rendered(parts: Iterable[Part]) -> str:
-    """Return the text of a template whose slots have one alternative each, as those of `fillings` do.
-
-    Raises:
-        ValueError: A slot is a blank, or has several alternatives.
-    """
-    texts = []
-    for part in parts:
-        if isinstance(part, Slot) and len(part.alternatives) != 1:
-            raise ValueError(f"the slot at character {part.at + 1} has {len(part.alternatives)} texts to choose from.")
-        texts.append(part.text if isinstance(part, Given) else part.alternatives[0])
-    return "".join(texts)
+    """Return the text of a template whose slots have one alternative each, as those of `fillings` do."""
+    return "".join(part.text if isinstance(part, Given) else part.alternatives[0] for part in parts)

@@ -58,12 +58,6 @@ class ByteVocabulary:
         added: The texts of added tokens that are not special. The tokenizer looks for them before all others.
     """
 
-    tokens: list[bytes | None]
-    ids: dict[bytes, int]
-    begin: bytes
-    byte_level: bool
-    added: list[str]
-
     def __init__(
         self, tokens: list[bytes | None], begin: bytes, byte_level: bool, added: list[str], model: Model
     ) -> None:
@@ -71,7 +65,7 @@ class ByteVocabulary:
         self._model = model  # not the tokenizer, which could not be freed while the vocabulary is cached
         self.cache: dict[Any, Any] = {}  # for what others derive from it, so that it is freed with the tokenizer
         self.lock = threading.Lock()  # of the cache
-        self.ids = {}
+        self.ids: dict[bytes, int] = {}
         for i, token in enumerate(tokens):
             if token is not None:
                 self.ids.setdefault(token, i)
