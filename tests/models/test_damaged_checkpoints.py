@@ -118,7 +118,7 @@ BUILT = {  # what only shows in the model
     "infinities": (tensors(lambda tensor: tensor + INFINITY), "embed_tokens.weight are not all finite numbers"),
     "one NaN a tensor": (tensors(last_is_nan), "embed_tokens.weight are not all finite numbers"),
     "rope of NaN": (keys(rope_parameters={"rope_type": "default", "rope_theta": NAN}), "inv_freq are not all finite"),
-    "norms of NaN": (keys(rms_norm_eps=NAN), "predictions are not finite numbers"),
+    "norms of NaN": (keys(rms_norm_eps=NAN), "its logits are not numbers"),
     "acgpt.json that is deep": (text("acgpt.json", DEEP), "acgpt.json is not valid JSON"),
     "acgpt.json that is a list": (text("acgpt.json", "[]"), "acgpt.json is not acgpt metadata"),
     "BOS of 10**12": (keys("acgpt.json", bos_token_id=10**12), "bos token 1000000000000 is not one of"),
@@ -139,7 +139,7 @@ ADAPTERS = {
     "another rank": (keys(ADAPTER_CONFIG, r=3), r"\(3, 32\), and has \(8, 32\)"),
     "layers that are not there": (keys(ADAPTER_CONFIG, target_modules=["evil"]), "cannot put the adapter.*evil"),
     "more layers": (keys(ADAPTER_CONFIG, target_modules=["q_proj", "k_proj", "v_proj"]), "lacks weights for .*k_proj"),
-    "scale of NaN": (keys(ADAPTER_CONFIG, lora_alpha=NAN), "predictions are not finite numbers"),
+    "scale of NaN": (keys(ADAPTER_CONFIG, lora_alpha=NAN), "its logits are not numbers"),
     "10**12 virtual tokens": (
         keys(ADAPTER_CONFIG, peft_type="PROMPT_TUNING", num_virtual_tokens=10**12),
         "adds virtual tokens",

@@ -119,16 +119,6 @@ def test_what_the_user_brings_and_another_precision_are_always_checked(embedded,
         assert {"check_finite", "check_model"} <= checked(adapter=False, dtype="bfloat16")
 
 
-def test_an_adapter_for_other_weights_warns_every_time(embedded, adapted, monkeypatch):
-    monkeypatch.setattr(loading, "DEFAULT_ADAPTER", adapted[1])
-    content = json.loads((adapted[1] / "acgpt.json").read_text())
-    (adapted[1] / "acgpt.json").write_text(json.dumps(content | {"base_hash": "0" * 64}))
-    for _ in range(2):
-        with pytest.warns(UserWarning, match="made for other weights") as told:
-            acgpt.load()
-        assert told[0].filename == __file__  # the line of the user
-
-
 # ---- what is read ----------------------------------------------------------------------------------------------------
 
 

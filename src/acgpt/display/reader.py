@@ -51,7 +51,7 @@ def choose_reader(
     tokenizer = from_pretrained(AutoTokenizer, source)
     config = None if source.endswith(".gguf") else from_pretrained(AutoConfig, source)
     metadata = {name: read_metadata(folder) for name, folder in folders.items()}
-    own = metadata_by_name(metadata, tuple(folders), metadata_of(source, None, config))
+    own = metadata_by_name(metadata, tuple(folders), metadata_of(source, config))
     first = own[next(iter(folders), BARE)]  # adapters share tokenizer and BOS
     if not (method := model_method(first)).drawable:
         drawable = " and ".join(name for name, other in METHODS.items() if other.drawable)

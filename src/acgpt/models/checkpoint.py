@@ -14,7 +14,6 @@ import copy
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from pickle import UnpicklingError
 from typing import Any
@@ -270,30 +269,6 @@ def all_finite(weight: torch.Tensor) -> bool:
         return True
     total = weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32))
     return bool(total.isfinite()) or bool(weight.isfinite().all())
-
-
-@contextmanager
-def finite_answers(network: PreTrainedModel) -> Iterator[None]:
-    """Replace an error raised inside the context if the cause is that the model's predictions are not finite."""
-    try:
-        yield
-    except ModelError as error:
-        if predicts_numbers(network):
-            raise
-        raise ModelError(
-            "the model's predictions are not finite numbers: its weights or its config are damaged, or the weights are "
-            f"too large for {network.dtype}."
-        ) from error
-
-
-@torch.no_grad()
-def predicts_numbers(network: PreTrainedModel) -> bool:
-    """Return whether the logits of a model are finite; true also if it cannot be run."""
-    try:
-        ids = torch.zeros((1, 1), dtype=torch.long, device=network.device)
-        return bool(network(input_ids=ids, use_cache=False).logits.isfinite().all())
-    except Exception:  # the caller reports its own error
-        return True
 
 
 # ---- adapters --------------------------------------------------------------------------------------------------------

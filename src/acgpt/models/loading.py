@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +46,6 @@ from acgpt.models.checkpoint import (
     check_objects,
     check_size,
     fetch,
-    finite_answers,
     json_object,
     weight_files,
 )
@@ -121,9 +120,7 @@ def load(
             checks = embedded_checks(Path(source), adapters, target, weights_dtype)
             network, tokenizer, verified = load_embedded(Path(source), weights_dtype, checks)
         metadata = {name: read_metadata(folder) for name, folder in adapters.items()}
-        metadata[BARE] = metadata_of(source, None, network.config)
-        if checks is not None and not verified and not made_for(network, metadata.values()):
-            checks = None  # every load warns
+        metadata[BARE] = metadata_of(source, network.config)
         if adapters:
             network = add_adapters(network, adapters, metadata, verified=verified)
         if bos is None and not any(entry and entry.bos_token_id is not None for entry in metadata.values()):
@@ -136,19 +133,18 @@ def load(
         network = network.to(target).eval()
         if not verified:
             check_finite(" + ".join([source, *adapters.values()]), network)
-        with finite_answers(network):
-            lm = LanguageModel(
-                network,
-                tokenizer,
-                metadata=metadata,
-                bos=bos,
-                mask=mask,
-                attention=attention,
-                router=True if router is None and routed(adapters) else router,
-                length_head=heads,
-                verified=verified,
-                small_weights=dtype == "auto",
-            )
+        lm = LanguageModel(
+            network,
+            tokenizer,
+            metadata=metadata,
+            bos=bos,
+            mask=mask,
+            attention=attention,
+            router=True if router is None and routed(adapters) else router,
+            length_head=heads,
+            verified=verified,
+            small_weights=dtype == "auto",
+        )
         if checks is not None and not verified:
             checks.write()
         return lm
@@ -187,12 +183,6 @@ def load_embedded(
 def is_embedded(adapters: Mapping[str, str]) -> bool:
     """Return whether the only adapter is the embedded one, under the default name."""
     return adapters == {DEFAULT: str(DEFAULT_ADAPTER)}
-
-
-def made_for(network: PreTrainedModel, metadata: Iterable[Metadata | None]) -> bool:
-    """Return whether adapters were made for the weights of a model, by their metadata."""
-    hashes = {entry.base_hash for entry in metadata if entry is not None} - {None}
-    return not hashes or hashes == {weights_hash(network)}
 
 
 def routed(adapters: Mapping[str, str]) -> bool:
@@ -434,20 +424,14 @@ def read_length_head(source: str, metadata: Metadata, network: Any) -> LengthHea
     return LengthHead.read(path, network.get_output_embeddings().weight.shape[1], distance)
 
 
-def metadata_of(source: str, adapter: str | None, config: PreTrainedConfig | None) -> Metadata | None:
-    """Return the metadata of a model, or of a model with its adapter; `None` if there are none.
-
-    A model's metadata are in its `acgpt.json` or its config. Those of an adapter take precedence over those of its
-    base, which supply BOS and MASK if the adapter has none, and everything if it has no `acgpt.json`.
+def metadata_of(source: str, config: PreTrainedConfig | None) -> Metadata | None:
+    """Return the metadata of a model, from its `acgpt.json` or else its config; `None` if there are none.
 
     Args:
         source: Folder, hub id or file of the model.
-        adapter: Folder or hub id of the adapter, if any.
         config: The model's config.
     """
-    base = read_metadata(source) or (None if config is None else Metadata.of(config))
-    own = None if adapter is None else read_metadata(adapter)
-    return base if own is None else own.over(base)
+    return read_metadata(source) or (None if config is None else Metadata.of(config))
 
 
 def base_of_adapter(adapter: Path) -> str:

@@ -60,7 +60,7 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **ke
         OutputError: The folder cannot be written.
     """
     base_name, folder, adapter, dtype = base, Path(output), str(adapter), MergeOptions(**keywords).dtype
-    base = None if base is None or is_default(base) else str(base)
+    base = None if is_default(base) else str(base)
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already, and nothing is overwritten: name another folder with `output`.")
     source, adapter_folder = resolve(base, adapter)
@@ -71,15 +71,15 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **ke
     network, tokenizer = load_base(source, output_dtype)
     output_dtype = network.dtype
     network = network.to(torch.promote_types(output_dtype, torch.float32))
-    metadata = metadata_of(source, adapter_folder, network.config)
-    adapted = add_adapters(network, {DEFAULT: adapter_folder}, {DEFAULT: read_metadata(adapter_folder)})
+    own, metadata = read_metadata(adapter_folder), metadata_of(source, network.config)
+    metadata = metadata if own is None else own.over(metadata)
+    adapted = add_adapters(network, {DEFAULT: adapter_folder}, {DEFAULT: own})
     check_finite(f"{source} + {adapter_folder}", adapted)
     expected = probe(unwrap(adapted)[0])
     try:
         network = merge_adapter(adapted)
     except ModelError as error:
         raise ModelError(f"the adapter {adapter_folder} cannot be merged: {error}") from error
-    own = read_metadata(adapter_folder)
     head = None if own is None else read_length_head(adapter_folder, own, network)
     metadata = None if metadata is None else replace(metadata, base_hash=None)
     lm = LanguageModel(

@@ -30,7 +30,7 @@ from acgpt.engine.length_head import LengthHead
 from acgpt.engine.peft import add_lora
 from acgpt.errors import InputError, ModelError, reason
 from acgpt.methods import METHODS, Method, method_of
-from acgpt.models.checkpoint import check_finite, finite_answers
+from acgpt.models.checkpoint import check_finite
 from acgpt.models.language_model import LanguageModel, positions_of
 from acgpt.models.loading import (
     DEFAULT_ADAPTER,
@@ -347,9 +347,8 @@ def pretrained(recipe: Recipe, corpus_tokenizer: PreTrainedTokenizerBase, metada
     if not plan.fsdp and quantize is None:
         model.to(plan.local_device)  # before the check below: many CPUs are very slow in bf16
     check_finite(source, model)
-    with finite_answers(model):
-        check_model(model)
-    own = metadata_of(source, None, model.config)
+    check_model(model)
+    own = metadata_of(source, model.config)
     bos, mask_id = choose_bos(default_bos(base, own), own, tokenizer), choose_mask(recipe.mask, own, tokenizer)
     if mask_id is None and method.needs_mask:
         raise InputError(f"method={method.name} needs a MASK token: name one of the tokenizer's with mask=….")
