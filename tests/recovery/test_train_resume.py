@@ -380,13 +380,10 @@ def test_a_run_may_be_resumed_with_other_batches_and_learns_the_same(corpus, tmp
 
 
 def test_a_resumed_run_saves_and_logs_as_it_is_told_now(corpus, tmp_path):
-    stop_after = {"steps": 12, "save_every": 4}
-    run = tmp_path / "run"
-    command = Command(*words_of(corpus, run, **stop_after), "--minutes", "0.0001", output=tmp_path / "said")
-    with ended(command):
-        assert command.wait() == 3, command.printed()
-    run_to_the_end(corpus, run, steps=12, save_every=3, keep=9)
-    kept = sorted(int(path.name[11:]) for path in (run / "checkpoints").iterdir())
+    keys = KEYS | {"corpus": str(corpus), "output": str(tmp_path / "run"), "workers": 0}
+    assert train(make(keys | {"save_every": 4}, "x"), quiet=True, minutes=1e-4) is None
+    train(make(keys | {"save_every": 3, "keep": 9}, "x"), resume=True, quiet=True)
+    kept = sorted(int(path.name[11:]) for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == [1, 3, 6, 9, 12]
 
 
