@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import functools
+import importlib
 import json
 import re
 import runpy
@@ -118,20 +119,12 @@ def test_a_call_with_an_option_that_does_not_exist_is_noticed():
 
 
 def test_the_examples_in_docstrings_print_what_they_say():
-    import acgpt.common.files
-    import acgpt.common.options
-    import acgpt.display.table
-    import acgpt.query.query
-    import acgpt.query.template
-    import acgpt.report.left_out
-    import acgpt.report.tables
-
-    common, query, report = acgpt.common, acgpt.query, acgpt.report
-    for module in (
-        common.files, common.options, query.query, query.template, acgpt.display.table, report.left_out, report.tables,
+    for name in (
+        "common.files", "common.options", "display.table", "models.adapters", "query.query", "query.template",
+        "report.left_out", "report.tables",
     ):  # fmt: skip
-        results = doctest.testmod(module)
-        assert results.attempted > 0 and results.failed == 0, module.__name__
+        results = doctest.testmod(importlib.import_module(f"acgpt.{name}"))
+        assert results.attempted > 0 and results.failed == 0, name
 
 
 def test_what_the_pages_import_is_there():

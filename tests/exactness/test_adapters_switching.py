@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import re
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -345,18 +343,6 @@ def test_adapters_of_two_kinds_are_a_model_error(mixed):
         mixed.load({"fine": mixed.fine, "other": mixed.folder / "other"})
     lm = mixed.load(mixed.folder / "other")  # alone it is as good as any
     assert lm.log_prob(CAUSAL).adapter == "default" and lm.log_prob(CAUSAL, adapter=False).adapter is None
-
-
-def test_the_examples_of_the_page_print_what_it_says(shelf, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "adapters").mkdir()
-    for link, target in {"base": "base", "adapters/infill": "fill", "adapters/scattered": "any"}.items():
-        (tmp_path / link).symlink_to(shelf.folder / target)
-    page = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "adapters.md"
-    results = doctest.testfile(str(page), module_relative=False, verbose=False)
-    assert results.attempted > 5 and results.failed == 0
-    results = doctest.testmod(acgpt.models.adapters)
-    assert results.attempted > 0 and results.failed == 0
 
 
 # ---- the command line ----------------------------------------------------------------------------------------------

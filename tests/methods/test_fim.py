@@ -67,14 +67,6 @@ def test_what_is_unknown_is_refused_from_left_to_right_too():
             ask()
 
 
-def test_without_the_future_a_token_has_what_reading_the_text_as_one_gap_gives_it():
-    model = toy("fim")
-    whole = by_hand(model, [], query("aaaaa").tokens, [])
-    for question in every_query(5):
-        want = [whole[position - 1] for position in question.asked_positions]
-        assert answer("fim", model, [question], future=False)[0] == pytest.approx(want, abs=1e-9)
-
-
 @pytest.mark.parametrize("budget", [None, Budget(0, 64)])
 def test_the_loss_is_that_of_the_moved_text(budget):
     model, words = toy("fim"), ["ggaaag", "aaaaaa", "aggggg", "ggggga"]

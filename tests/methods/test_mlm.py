@@ -61,14 +61,6 @@ def test_a_token_that_is_still_masked_changes_nothing_before_it():
         assert others[:-1] == pytest.approx(scores[:-1], abs=1e-12) and others[-1] != pytest.approx(scores[-1])
 
 
-def test_without_the_future_a_token_has_what_unmasking_the_whole_text_gives_it():
-    model = toy("mlm")
-    whole = by_brute_force(model, query("aaaaa"))
-    for question in every_query(5):
-        want = [whole[position - 1] for position in question.asked_positions]
-        assert answer("mlm", model, [question], future=False)[0] == pytest.approx(want, abs=1e-9)
-
-
 def test_it_cannot_be_asked_without_a_mask():
     with pytest.raises(QueryError, match=r"MASK.*mask=ID"):
         method_of("mlm").log_probs(engine_of(toy("mlm"), "mlm").with_mask(None), [query("ga")])

@@ -189,21 +189,6 @@ def test_a_network_that_would_not_hear_what_it_is_to_predict_is_refused():
             method_of(name).sample(engine_of(toy("gpt"), name), [query("gag")], 1, Sampling())
 
 
-def test_options_that_are_not_there_are_refused():
-    method = method_of(RANDOM)
-    assert method.configured({"orders": "3", "seed": "5"}).orders == 3
-    for options, words in (
-        ({"order": "backwards"}, "left-to-right or random"),
-        ({"orders": "many"}, "whole number"),
-        ({"orders": "0"}, "at least 1"),
-        ({"draws": "3"}, "no option draws"),
-    ):
-        with pytest.raises(InputError, match=words):
-            method.configured(options)
-    with pytest.raises(InputError, match="has none"):
-        method_of(TEMPORAL).configured({"order": "random"})
-
-
 # ---- sampling -------------------------------------------------------------------------------------------------------
 
 
