@@ -189,21 +189,10 @@ class Fresh(Tuned):
 
 
 class Adapted(Tuned):
-    """A LoRA adapter on a frozen network; `config` is PEFT's config of it."""
+    """A LoRA adapter on a frozen network."""
 
     folder = "adapter"
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        metadata: Metadata,
-        dtype: torch.dtype,
-        base: str,
-        config: Any,
-    ) -> None:
-        super().__init__(model, tokenizer, metadata, dtype, base)
-        self.config = config
+    config: Any  # PEFT's config of the adapter; `pretrained` sets it
 
     def trained(self) -> set[str]:
         """The adapter's weights."""
@@ -366,7 +355,8 @@ def pretrained(recipe: Recipe, corpus_tokenizer: PreTrainedTokenizerBase, metada
         model, rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets, seed=recipe.seed
     )
     config.base_model_name_or_path = name
-    product = Adapted(adapted, tokenizer, metadata, dtype, name, config)
+    product = Adapted(adapted, tokenizer, metadata, dtype, name)
+    product.config = config
     if lora.start is not None:
         product.start_from(DEFAULT_ADAPTER if lora.start == DEFAULT else Path(lora.start))
     return product
