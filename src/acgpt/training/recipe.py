@@ -370,9 +370,7 @@ def checked(name: str, value: Any, annotation: Any) -> Any:
             return float(number)
     elif isinstance(value, origin or annotation) and not (annotation is int and isinstance(value, bool)):
         return value
-    similar = get_close_matches(value, literals(annotation), n=1) if isinstance(value, str) else []
-    hint = f" Did you mean {similar[0]}?" if similar else ""
-    raise InputError(f"{name} must be {type_name(annotation)}, not {value!r}.{hint}")
+    raise InputError(f"{name} must be {type_name(annotation)}, not {value!r}.")
 
 
 def check_range(name: str, value: Any, allowed: Range) -> None:
@@ -380,14 +378,6 @@ def check_range(name: str, value: Any, allowed: Range) -> None:
     numbers = value if isinstance(value, tuple) else (value,)
     if value is not None and allowed != Range() and not all(number in allowed for number in numbers):
         raise InputError(f"{name} must be {allowed}, not {list(value) if isinstance(value, tuple) else value}.")
-
-
-def literals(annotation: Any) -> list[str]:
-    """Return the allowed strings of a `Literal` or of a union with one; empty for other types."""
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        return [text for member in args for text in literals(member)]
-    return [value for value in args if isinstance(value, str)] if origin is Literal else []
 
 
 def as_number(value: Any) -> float | None:
