@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -35,7 +35,7 @@ from acgpt.models.executor import Executor, Search
 from acgpt.models.fill import PATIENCE
 from acgpt.models.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
 from acgpt.models.router import Router, lookup
-from acgpt.models.searches import Question, Searches, as_list
+from acgpt.models.searches import Question, Searches
 from acgpt.query.query import Query
 from acgpt.query.template import escape
 from acgpt.query.text import pieces
@@ -638,8 +638,10 @@ class LanguageModel:
 
     def _each(self, asked: Question | Sequence[Question], search: Callable[[Any], Search[Any]]) -> Any:
         """Run the search of a question, or those of the questions of a list."""
-        results = self._executor.run([search(question) for question in as_list(asked)])
-        return results[0] if isinstance(asked, str | Query) else results
+        single = isinstance(asked, str | bytes | Query) or not isinstance(asked, Iterable)
+        questions: Any = [asked] if single else asked
+        results = self._executor.run([search(question) for question in questions])
+        return results[0] if single else results
 
     def _pieces(self, search: Search[Fill], pieces: deque[Piece]) -> Iterator[Piece]:
         """Yield the pieces of `stream`, which the search appends."""
