@@ -9,6 +9,7 @@ from runs import Command
 from servers import local_client, service_of, tiny_lm, until
 
 from acgpt.serving.app import create_app
+from acgpt.serving.scheduler import Scheduler
 
 
 @pytest.fixture(scope="session")
@@ -74,3 +75,17 @@ def start(tmp_path, folder):
     for server in servers:
         server.process.kill()
         server.process.join()
+
+
+@pytest.fixture
+def started():
+    """Start schedulers; end them after the test."""
+    schedulers = []
+
+    def start(lm, **options):
+        schedulers.append(Scheduler(lm.searches.executor, **options))
+        return schedulers[-1]
+
+    yield start
+    for scheduler in schedulers:
+        assert scheduler.close(drain=False, timeout=60)

@@ -26,10 +26,8 @@ WORDS = ["cat", "dog", "bird", "mat", "the", "sat", "on", "a"]
 
 
 @pytest.fixture(params=[{}, {"patience": 3, "keep_pools": True}], ids=["as on a CPU", "as on a GPU"])
-def scheduler(lm, request):
-    scheduler = Scheduler(lm._executor, **request.param)
-    yield scheduler
-    assert scheduler.close(drain=False, timeout=60)
+def scheduler(lm, started, request):
+    return started(lm, **request.param)
 
 
 def mixed(number):
@@ -167,17 +165,16 @@ def test_a_cancelled_search_leaves_before_the_next_step(lm, scheduler, monkeypat
     assert kept.future.result(60)[0].text == lm.sample("The {{_40}}", seed=1)[0].text
 
 
-def test_a_cancelled_search_that_waits_is_forgotten(lm, monkeypatch):
-    scheduler = Scheduler(lm._executor, most_rows=1)
+def test_a_cancelled_search_that_waits_is_forgotten(lm, started):
+    scheduler = started(lm, most_rows=1)
     jobs = [scheduler.submit(lm.searches.sample("The {{_20}}", seed=i)) for i in range(4)]
     jobs[2].cancel()
     assert [len(jobs[i].future.result(60)) for i in (0, 1, 3)] == [1, 1, 1]
     assert jobs[2].future.cancelled()
-    assert scheduler.close(timeout=60)
 
 
-def test_too_many_searches_are_refused(lm):
-    scheduler, gate = Scheduler(lm._executor, most_waiting=3, most_rows=1), threading.Event()
+def test_too_many_searches_are_refused(lm, started):
+    scheduler, gate = started(lm, most_waiting=3, most_rows=1), threading.Event()
 
     def slow():
         gate.wait(30)
@@ -192,7 +189,6 @@ def test_too_many_searches_are_refused(lm):
         scheduler.submit(slow())
     gate.set()
     assert [job.future.result(30) for job in (first, *others)] == ["done"] * 3
-    assert scheduler.close(timeout=60)
 
 
 @pytest.mark.parametrize(("active", "waiting", "rounds"), [(0, 1, 1), (8, 1, 2), (24, 1, 4), (200, 1, 9), (64, 32, 1)])
@@ -205,10 +201,10 @@ def test_a_query_waits_for_others_the_longer_the_more_rows_are_decoded(lm, monke
     assert not scheduler._due("lengths", 0)
 
 
-def test_searches_whose_lengths_are_known_still_wait(lengths_lm, monkeypatch):
+def test_searches_whose_lengths_are_known_still_wait(lengths_lm, started, monkeypatch):
     """A model that predicts lengths answers these first, in one pass: the queue would have no end."""
     monkeypatch.setattr(Scheduler, "_admit", lambda self: time.sleep(0.001))
-    scheduler = Scheduler(lengths_lm.searches.executor, most_waiting=3)
+    scheduler = started(lengths_lm, most_waiting=3)
     jobs = [scheduler.submit(lengths_lm.searches.fill("The {{_}} sat.", 1, max_tokens=3)) for _ in range(3)]
     assert until(lambda: len({pending.job for pending in list(scheduler.waiting)}) == 3)  # after their lengths
     assert scheduler.queued == 3
@@ -216,15 +212,14 @@ def test_searches_whose_lengths_are_known_still_wait(lengths_lm, monkeypatch):
         scheduler.submit(lengths_lm.searches.fill("The {{_}} sat.", 1, max_tokens=3))
     monkeypatch.undo()
     assert all(job.future.result(60) for job in jobs)
-    assert scheduler.close(timeout=60)
 
 
-def test_lengths_are_asked_in_slices_while_rows_are_decoded(lengths_lm, monkeypatch):
+def test_lengths_are_asked_in_slices_while_rows_are_decoded(lengths_lm, started, monkeypatch):
     asked, lengths, gate = [], type(lengths_lm.searches.executor).lengths, threading.Event()
     monkeypatch.setattr(
         type(lengths_lm.searches.executor), "lengths", lambda self, r: (asked.append(len(r)), lengths(self, r))[1]
     )
-    scheduler = Scheduler(lengths_lm.searches.executor)
+    scheduler = started(lengths_lm)
     scheduler.slice = 1  # token
 
     def held():
@@ -236,7 +231,6 @@ def test_lengths_are_asked_in_slices_while_rows_are_decoded(lengths_lm, monkeypa
     gate.set()
     assert first.future.result(60) and all(job.future.result(60) for job in jobs)
     assert asked == [1, 1, 1, 1]
-    assert scheduler.close(timeout=60)
 
 
 def test_a_scheduler_that_is_closed_finishes_what_it_has(lm):
@@ -331,22 +325,19 @@ def test_a_client_that_hangs_up_at_the_last_moment_harms_no_other(lm, scheduler)
     assert scheduler.submit(lm.searches.log_prob(["The {{dog}} sat."])).future.result(60)
 
 
-def test_adapters_and_prefixes_are_not_confused(tmp_path):
+@pytest.mark.usefixtures("offline")
+def test_adapters_and_prefixes_are_not_confused(both, started):
     """The same questions with every adapter, twice, so that the second ones find what the first ones have left."""
-    shelves = pytest.importorskip("shelves")
-    shelf = shelves.stocked(tmp_path)
-    lm = shelf.load({"mine": shelf.folder / "fill", "other": shelf.folder / "any"})
     texts = ["The cat sat on the mat and the {{_2}} sat on the dog.", "The cat sat on the mat and the {{_4}}"]
     questions = [(text, adapter) for _ in range(2) for text in texts for adapter in ("mine", "other", "none", None)]
-    alone = [lm.sample(text, 2, seed=1, adapter=adapter) for text, adapter in questions]
-    scheduler = Scheduler(lm._executor)
+    alone = [both.sample(text, 2, seed=1, adapter=adapter) for text, adapter in questions]
+    scheduler = started(both)
     for _ in range(2):
-        jobs = [scheduler.submit(lm.searches.sample(text, 2, seed=1, adapter=a)) for text, a in questions]
+        jobs = [scheduler.submit(both.searches.sample(text, 2, seed=1, adapter=a)) for text, a in questions]
         for job, expected in zip(jobs, alone, strict=True):
             found = job.future.result(60)
             assert all(same_scores(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
-    assert lm._executor.engine.prefixes.hits >= 4  # at least one for each text and network
-    assert scheduler.close(timeout=60)
+    assert both._executor.engine.prefixes.hits >= 4  # at least one for each text and network
 
 
 @pytest.mark.parametrize("kind", ["log_prob", "sample"])

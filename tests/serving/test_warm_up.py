@@ -11,22 +11,7 @@ from servers import tiny_lm
 from acgpt import LanguageModel, Metadata
 from acgpt.errors import ModelError
 from acgpt.models.executor import Executor
-from acgpt.serving.scheduler import Scheduler
 from acgpt.serving.warm_up import ROUNDS, SAMPLINGS, questions, warm_up
-
-
-@pytest.fixture
-def started():
-    """Start schedulers; end them after the test."""
-    schedulers = []
-
-    def start(lm):
-        schedulers.append(Scheduler(lm._executor))
-        return schedulers[-1]
-
-    yield start
-    for scheduler in schedulers:
-        assert scheduler.close(drain=False, timeout=60)
 
 
 def test_every_kind_of_question_is_answered(started):
