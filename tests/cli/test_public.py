@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from models import tiny_model, tiny_tokenizer
-from runs import SMALL, SPECIAL, write_corpus
+from runs import SPECIAL, write_corpus
 from typer.testing import CliRunner
 
 import acgpt
@@ -77,12 +77,6 @@ def test_generate_writes_what_the_command_writes(model, corpus, tmp_path):
     returned = acgpt.generate(model, corpus, tmp_path / "function", **given)
     samples = [(tmp_path / each / "infilling.jsonl").read_bytes() for each in ("command", "function")]
     assert samples[0] == samples[1] and list(printed["modes"]) == list(returned["modes"]) == ["infilling"]
-
-
-def test_train_takes_a_recipe_by_name_and_its_keys_by_name(corpus, tmp_path):
-    small = {**SMALL, "steps": 2, "warmup": 1, "muon_lr": None, "optimizer": "adamw"}
-    results = acgpt.train("tiny-cpu", corpus=corpus, output=tmp_path / "run", quiet=True, **small)
-    assert results["steps"] == 2 and (tmp_path / "run" / "model" / "acgpt.json").is_file()
 
 
 def test_a_recipe_that_is_loaded_is_changed_as_a_named_one_is(corpus, tmp_path):

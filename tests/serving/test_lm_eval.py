@@ -14,23 +14,16 @@ from acgpt import LanguageModel, Metadata
 lm_eval = pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness: pip install 'lm-eval[api]'")
 pytestmark = pytest.mark.slow
 
-CHOICES = {
+COMMON = {"dataset_path": "json", "test_split": "test", "doc_to_text": "{{question}}", "doc_to_target": "{{answer}}"}
+CHOICES = COMMON | {
     "task": "tiny_choices",
-    "dataset_path": "json",
     "output_type": "multiple_choice",
-    "test_split": "test",
-    "doc_to_text": "{{question}}",
     "doc_to_choice": "{{choices}}",
-    "doc_to_target": "{{answer}}",
     "metric_list": [{"metric": "acc"}],
 }
-GENERATE = {
+GENERATE = COMMON | {
     "task": "tiny_generate",
-    "dataset_path": "json",
     "output_type": "generate_until",
-    "test_split": "test",
-    "doc_to_text": "{{question}}",
-    "doc_to_target": "{{answer}}",
     "generation_kwargs": {"until": ["the"], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0},
     "metric_list": [{"metric": "exact_match"}],
 }
