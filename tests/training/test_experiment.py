@@ -113,13 +113,10 @@ def test_a_cell_is_evaluated_with_every_distribution():
 def test_a_method_can_be_asked_in_further_ways():
     ways = {"sigma-gpt-random": ["order=random,seed=1", "orders=8"]}
     first, second = made(grid={"method": ["sigma-gpt-random", "gpt"]}, evaluate={"method_options": ways}).cells
-    assert [path.stem for path in first.evaluations] == [
-        "test-r_max0.6", "test-r_max0.6-order_random_seed_1", "test-r_max0.6-orders_8",
-    ]  # fmt: skip
-    assert (
-        " --method-option order=random --method-option seed=1 "
-        "-o out/sigma-gpt-random/test-r_max0.6-order_random_seed_1.json" in (first.commands[2])
-    )
+    name = "test-r_max0.6-order_random_seed_1"
+    assert [path.stem for path in first.evaluations] == ["test-r_max0.6", name, "test-r_max0.6-orders_8"]
+    options = "--method-option order=random --method-option seed=1"
+    assert f" {options} -o out/sigma-gpt-random/{name}.json" in first.commands[2]
     assert len(second.evaluations) == 1
 
 

@@ -6,9 +6,9 @@ import csv
 import json
 import math
 import sys
-import types
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -172,25 +172,13 @@ def test_both_optimizers_follow_the_schedule(run):
 
 
 def test_tensorboard_gets_the_log_where_it_is_installed(corpus, tmp_path, monkeypatch):
-    written = []
-
-    class SummaryWriter:
-        def __init__(self, folder, purge_step):
-            written.append((folder, purge_step))
-
-        def add_scalar(self, name, value, step):
-            written.append((name, value, step))
-
-        def close(self):
-            written.append("closed")
-
-    stub = types.ModuleType("torch.utils.tensorboard")
-    stub.SummaryWriter = SummaryWriter
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stub)
+    tensorboard = Mock(spec_set=["SummaryWriter"])
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
     train(recipe_of(corpus, tmp_path / "run", steps=3, warmup=0), quiet=True)
-    assert written[0] == (str(tmp_path / "run" / "tensorboard"), 1)
-    assert written[-1] == "closed"
-    losses = {step: value for name, value, step in written[1:-1] if name == "loss"}
+    tensorboard.SummaryWriter.assert_called_once_with(str(tmp_path / "run" / "tensorboard"), purge_step=1)
+    *written, closed = tensorboard.SummaryWriter.return_value.mock_calls
+    assert closed == call.close() and {each[0] for each in written} == {"add_scalar"}
+    losses = {step: value for _, (name, value, step), _ in written if name == "loss"}
     assert losses == loss_of(tmp_path / "run")
 
 
