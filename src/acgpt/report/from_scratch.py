@@ -44,6 +44,7 @@ from acgpt.report.tables import (
     comparable,
     file_name,
     grouped,
+    known_first,
 )
 from acgpt.training.recipe import FREE, Recipe
 
@@ -416,11 +417,7 @@ def not_shown(entries: Sequence[Entry], shown: Sequence[Entry]) -> str:
 
 def sizes_of(entries: Sequence[Entry], paper: Mapping[str, Any]) -> list[str]:
     """Return the sizes: those of the paper in its order, then others."""
-    present = dict.fromkeys(entry.first.size for entry in entries)
-    return [
-        *(size for size in paper["sizes"] if size in present),
-        *(size for size in present if size not in paper["sizes"]),
-    ]
+    return known_first((entry.first.size for entry in entries), paper["sizes"])
 
 
 def main_panels(

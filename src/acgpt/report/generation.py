@@ -27,7 +27,7 @@ from acgpt.report.left_out import join_names
 from acgpt.report.part import Part
 from acgpt.report.runs import Run, read_json
 from acgpt.report.samples_page import SampleColumn, samples_page
-from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, grouped
+from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, grouped, known_first
 
 PAPER = Path(__file__).parent / "paper" / "mauve.json"
 PAGE = "samples.html"
@@ -277,8 +277,8 @@ def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
     scratch_paper = from_scratch.read_paper()
     paper |= {key: scratch_paper[key] for key in ("methods", "sizes")}
     part = Part("generation", "Generation", {"sizes": {}, "paper": paper["source"]}, {}, notes=notes)
-    sizes = dict.fromkeys(result.size for result in scored)
-    for size in (*(s for s in paper["sizes"] if s in sizes), *(s for s in sizes if s not in paper["sizes"])):
+    sizes = known_first((result.size for result in scored), paper["sizes"])
+    for size in sizes:
         of_size = [result for result in scored if result.size == size]
         suffix = f", {paper['sizes'].get(size, size)}"
         if size == UNKNOWN_RUNS:

@@ -20,7 +20,7 @@ from acgpt.evaluation.generations import BLANK, Generation, Generations
 from acgpt.methods import METHODS
 from acgpt.query.modes import MODES
 from acgpt.report.page import template
-from acgpt.report.tables import grouped
+from acgpt.report.tables import grouped, known_first
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -79,7 +79,7 @@ def samples_page(columns: Sequence[SampleColumn]) -> str:
         chosen, samples = pick([column.generated for column in columns_of_set])
         for item in chosen:
             modes = []
-            for mode in modes_of(columns_of_set):
+            for mode in known_first((column.mode for column in columns_of_set), MODES):
                 cards = [
                     card(column, sample, segments(sample, tokenizer_of(column.generated.record, tokenizers)))
                     for column in columns_of_set
@@ -90,12 +90,6 @@ def samples_page(columns: Sequence[SampleColumn]) -> str:
             name = f"Text {item}" + (f" of set {key[:8]}" if len(sets) > 1 else "")
             texts.append({"name": name, "anchor": f"text-{number}-{item}", "modes": modes})
     return template("samples.html").render(texts=texts, colours=PROBABILITY_LABELS)
-
-
-def modes_of(columns: Sequence[SampleColumn]) -> list[str]:
-    """Return the modes of these columns: the five in the paper's order, then others."""
-    present = dict.fromkeys(column.mode for column in columns)
-    return [*(mode for mode in MODES if mode in present), *(mode for mode in present if mode not in MODES)]
 
 
 def pick(generated: Sequence[Generations]) -> tuple[list[int], dict[Path, dict[int, Generation]]]:

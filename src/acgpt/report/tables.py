@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -415,6 +415,12 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return list(groups.values())
+
+
+def known_first(items: Iterable[str], known: Collection[str]) -> list[str]:
+    """Return items, each once: the known ones in their order, then the others."""
+    present = dict.fromkeys(items)
+    return [*(item for item in known if item in present), *(item for item in present if item not in known)]
 
 
 def is_number(column: Column) -> bool:
