@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from test_cli import objects
 
-from acgpt.display.show import Page, print_fills, print_samples
+from acgpt.display.show import Page, print_samples
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata
 
@@ -72,8 +72,8 @@ def test_people_see_gaps_beside_a_blank(infill):
 def test_people_see_unknown_tokens_as_blanks(lm, capsys):
     masked = LanguageModel(lm.model, lm.tokenizer, metadata=Metadata(), mask=1)
     template = "The cat{{?3}} sat on {{_}} mat."
-    print_fills(Page(), masked, template, masked.fill(template, 1, max_tokens=3, seed=1))
-    print_samples(Page(), masked, masked.sample("The cat{{?3}} sat on{{_2}}", seed=1))
+    print_samples(Page(), masked, template, masked.fill(template, 1, max_tokens=3, seed=1))
+    print_samples(Page(), masked, "", masked.sample("The cat{{?3}} sat on{{_2}}", seed=1))
     filled, sampled = [line for line in capsys.readouterr().out.splitlines() if line]
     assert "The cat□□□ sat on ⟦" in filled and filled.endswith("⟧ mat.")
     assert "The cat□□□ sat on⟦" in sampled and sampled.endswith("⟧")

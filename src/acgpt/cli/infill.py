@@ -71,8 +71,7 @@ def infill(
     groups = questions(template, file, lambda text: check_filled(text, patterns=local))
     seed = secrets.randbits(32) if options.seed is None else options.seed
     lm = load(options)
-    from acgpt.display.show import Page, print_fills, print_samples
-    from acgpt.models.answers import Fill
+    from acgpt.display.show import Page, print_samples
 
     settings = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "future")}
 
@@ -92,11 +91,7 @@ def infill(
             header = {"template": text, "seed": seed, "future": samples[0].future, **answered_by(lm, samples[0])}
             emit({**header, "samples": [sample_fields(sample) for sample in samples]})
         else:
-            fills = [sample for sample in samples if isinstance(sample, Fill)]
-            if fills:
-                print_fills(page, lm, text, fills)
-            else:
-                print_samples(page, lm, samples)
+            print_samples(page, lm, text, samples)
             note_adapters(page, lm, {"": samples[0]})
 
 

@@ -32,14 +32,13 @@ from acgpt.common.files import disk_errors
 from acgpt.display.formats import check_format
 from acgpt.display.table import print_table, terminal_table
 from acgpt.errors import CONTROLS, InputError, QueryError
+from acgpt.models.answers import Fill, Ranking, Sample, Score
 from acgpt.query.query import Query
 from acgpt.query.template import Given, parse
 from acgpt.query.text import encode, pieces
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from acgpt.models.answers import Fill, Ranking, Sample, Score
 
 SURPRISE = (
     (1, "black on green"),
@@ -165,19 +164,14 @@ def print_score(page: Page, lm: Tokenizing, template: str, ways: Mapping[str, Sc
     page.print()
 
 
-def print_samples(page: Page, lm: Tokenizing, samples: Sequence[Sample]) -> None:
-    """Print each sample with its log-probability; sampled tokens are highlighted."""
+def print_samples(page: Page, lm: Tokenizing, template: str, samples: Sequence[Sample]) -> None:
+    """Print each sample, or fill of gaps, with its log-probability or score; what was sampled is highlighted."""
     for number, sample in enumerate(samples, start=1):
-        text = marked_tokens(page, lm, sample)
-        page.print(Text.assemble((f"{number:>3}  log p {sample.log_prob:z8.2f}  ", "dim"), text), soft_wrap=True)
-    page.print()
-
-
-def print_fills(page: Page, lm: Tokenizing, template: str, fills: Sequence[Fill]) -> None:
-    """Print each fill of a template with gaps and its score; the text of the slots is highlighted."""
-    for number, answer in enumerate(fills, start=1):
-        text = marked_slots(page, template, answer) or marked_tokens(page, lm, answer)
-        page.print(Text.assemble((f"{number:>3}  score {answer.score:z8.2f}  ", "dim"), text), soft_wrap=True)
+        value, text = f"log p {sample.log_prob:z8.2f}", None
+        if isinstance(sample, Fill):
+            value, text = f"score {sample.score:z8.2f}", marked_slots(page, template, sample)
+        text = text or marked_tokens(page, lm, sample)
+        page.print(Text.assemble((f"{number:>3}  {value}  ", "dim"), text), soft_wrap=True)
     page.print()
 
 
