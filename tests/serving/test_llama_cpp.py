@@ -173,7 +173,7 @@ def test_a_stream_holds_back_a_line_until_its_indentation_is_known(size):
     async def items():
         for begin in range(0, len(text), size):
             yield Delta(0, text[begin : begin + size])
-        yield Completions((Completion(text, (), "eos"),), 0, 0, ("",))
+        yield Completions((Completion(text, (), "eos"),), 0, 0)
 
     async def read():
         return [event async for event in chunked(items(), 4, lambda result: {"content": result.texts[0].text})]

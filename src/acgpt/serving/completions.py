@@ -133,13 +133,11 @@ class Completions:
         texts: n texts for each prompt, prompt by prompt.
         prompt_tokens: Number of tokens that were given.
         drawn_tokens: Number of tokens that were drawn for these texts, and for those that were not chosen.
-        prompts: The prompts as text.
     """
 
     texts: tuple[Completion, ...]
     prompt_tokens: int
     drawn_tokens: int
-    prompts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -255,9 +253,8 @@ class Completer:
                 chosen = yield from self.scored(
                     chosen, [read[i] for i in owners], [prompts[i] for i in owners], options
                 )
-            texts = tuple(self.text_of(prompt) for prompt in prompts)
             given = sum(len(ids) + isinstance(prompt, tuple) for (_, ids), prompt in zip(read, prompts, strict=True))
-            return Completions(tuple(chosen), given, drawn, texts)
+            return Completions(tuple(chosen), given, drawn)
 
         return search()
 
@@ -291,7 +288,7 @@ class Completer:
             for fill in chosen:
                 texts.append((yield from self.completion_of_fill(fill, options)))
             given = len(fills[0].query.given_positions)
-            return Completions(tuple(texts), given, drawn, (self.text_of(prompt),))
+            return Completions(tuple(texts), given, drawn)
 
         return filled()
 
@@ -333,7 +330,7 @@ class Completer:
                 texts.append((yield from self.completion_of_fill(fill, options)))
                 given += len(fill.query.given_positions) if number % options.n == 0 else 0
                 drawn += len(fill.tokens)
-            return Completions(tuple(texts), given, drawn, tuple(self.text_of(prompt) for prompt in prompts))
+            return Completions(tuple(texts), given, drawn)
 
         return streamed()
 
@@ -533,7 +530,6 @@ def joined(results: Sequence[Completions]) -> Completions:
         tuple(text for result in results for text in result.texts),
         sum(result.prompt_tokens for result in results),
         sum(result.drawn_tokens for result in results),
-        tuple(prompt for result in results for prompt in result.prompts),
     )
 
 

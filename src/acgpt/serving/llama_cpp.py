@@ -173,7 +173,7 @@ def router(service: Service) -> APIRouter:
             return reply(service, options, fitted, index, result, clock)
 
         if options.max_tokens == 0:
-            result = Completions((Completion("", (), "limit"),), 0, 0, ("",))
+            result = Completions((Completion("", (), "limit"),), 0, 0)
             return JSONResponse(selected(final(result), body.response_fields))
         await service.prepare(lambda: check_limits(service, completer, [fitted.prefix], options, length="n_predict"))
         if body.stream:

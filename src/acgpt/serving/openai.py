@@ -125,17 +125,18 @@ def router(service: Service) -> APIRouter:
             "created": int(time.time()),
             "model": body.model or service.name,
         }
+        echoed: list[str] = []  # the prompt of each text
+        if options.echo:
+            texts = await service.prepare(lambda: [completer.text_of(prompt) for prompt in prompts])
+            echoed = [text for text in texts for _ in range(options.n)]
         if body.stream:
             items: Parts = service.stream(lambda report: completer.stream(prompts, options, report))
             usage = body.stream_options is not None and body.stream_options.include_usage
-            texts = [completer.text_of(prompt) for prompt in prompts] if options.echo else None
-            chunks = chunked(items, envelope, options.n, texts, usage)
+            chunks = chunked(items, envelope, echoed, usage)
             return await event_stream(service, chunks, request, last=DONE)
         result = joined(await service.ask_all(completer.complete(prompts, options), request))
-        choices = []
-        for index, text in enumerate(result.texts):
-            before = result.prompts[index // options.n] if options.echo else ""
-            choices.append(choice(index, before + text.text, text))
+        before = echoed or [""] * len(result.texts)
+        choices = [choice(index, before[index] + text.text, text) for index, text in enumerate(result.texts)]
         return JSONResponse({**envelope, "choices": choices, "usage": usage_of(result)})
 
     @routes.get("/v1/models")
@@ -169,23 +170,17 @@ def choice(index: int, text: str, completion: Completion | None) -> dict[str, An
 
 
 async def chunked(
-    items: Parts,
-    envelope: dict[str, Any],
-    n: int,
-    prompts: list[str] | None,
-    usage: bool,
+    items: Parts, envelope: dict[str, Any], echoed: list[str], usage: bool
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield the chunks of a stream.
 
     Args:
         items: New parts of the texts, and at the end the result.
         envelope: Fields of every chunk.
-        n: Number of completions per prompt.
-        prompts: The prompts, if they are echoed.
+        echoed: The prompt of each text, if it is echoed; sent once the search is accepted.
         usage: Whether to send the numbers of tokens.
     """
     extra = {"usage": None} if usage else {}
-    echoed = [prompt for prompt in prompts or [] for _ in range(n)]  # sent once the search is accepted
     try:
         async for item in items:
             for index, prompt in enumerate(echoed):
