@@ -27,7 +27,9 @@ WORDS = ["cat", "dog", "bird", "mat", "the", "sat", "on", "a"]
 
 @pytest.fixture(params=[{}, {"patience": 3, "keep_pools": True}], ids=["as on a CPU", "as on a GPU"])
 def scheduler(lm, started, request):
-    return started(lm, **request.param)
+    scheduler = started(lm)
+    vars(scheduler).update(request.param)
+    return scheduler
 
 
 def mixed(number):
@@ -193,7 +195,8 @@ def test_too_many_searches_are_refused(lm, started):
 
 @pytest.mark.parametrize(("active", "waiting", "rounds"), [(0, 1, 1), (8, 1, 2), (24, 1, 4), (200, 1, 9), (64, 32, 1)])
 def test_a_query_waits_for_others_the_longer_the_more_rows_are_decoded(lm, monkeypatch, active, waiting, rounds):
-    scheduler = Scheduler(lm._executor, patience=8)
+    scheduler = Scheduler(lm._executor)
+    scheduler.patience = 8
     assert scheduler.close(drain=False, timeout=60)
     monkeypatch.setattr(Scheduler, "active_rows", active)
     for _ in range(2):  # the count begins again

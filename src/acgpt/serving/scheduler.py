@@ -57,10 +57,10 @@ from acgpt.serving.log import log_failure
 Result = TypeVar("Result")
 
 SLICE = {"cpu": 1024, "cuda": 8192}  # tokens per pass of scores while rows are decoded
-PATIENCE = {"cpu": 0, "cuda": 8}  # rounds at most
+PATIENCE = {"cpu": 0, "cuda": 8}  # rounds at most that a query waits for others; fewer if there are few rows
 ENOUGH = 2  # so many times the queries that wait are at least as many as the rows that are decoded
 CROWD = 8  # rows that are decoded, for each round that a query may wait for others
-PREFIX_BYTES = 2**28
+PREFIX_BYTES = 2**28  # of keys and values that later requests can share
 KEPT_BYTES = 2**30  # largest cache of a pool without rows that is kept
 KEPT_SHARE = 1 / 16  # likewise, of the memory of a GPU, if that is more
 
@@ -81,31 +81,17 @@ class Scheduler:
         executor: Runs passes of the model.
         most_waiting: Searches that may wait for their first pass, other than one for lengths; more are refused.
         most_rows: Rows that are decoded at a time. Default: as many as the engine takes.
-        prefix_bytes: Memory for keys and values that later requests can share; 0 for none.
-        patience: Rounds at most that a query may wait for others while rows are decoded; fewer if there are few rows.
-            Default: that of the device.
-        keep_pools: Keep the memory of a pool without rows for the next ones. Default: on a GPU, where its steps have
-            been captured.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        *,
-        most_waiting: int = 256,
-        most_rows: int | None = None,
-        prefix_bytes: int = PREFIX_BYTES,
-        patience: int | None = None,
-        keep_pools: bool | None = None,
-    ) -> None:
+    def __init__(self, executor: Executor, *, most_waiting: int = 256, most_rows: int | None = None) -> None:
         self.executor, self.most_waiting = executor, most_waiting
         device = "cuda" if executor.engine.cuda else "cpu"
-        self.patience, self.slice = PATIENCE[device] if patience is None else patience, SLICE[device]
-        self.keep_pools = executor.engine.cuda if keep_pools is None else keep_pools
+        self.patience, self.slice = PATIENCE[device], SLICE[device]
+        self.keep_pools = executor.engine.cuda  # also without rows: their steps have been captured
         self.kept_bytes = max(KEPT_BYTES, int(KEPT_SHARE * device_bytes(executor.engine.model.device)))
         self.rounds = {"rows": 0, "lengths": 0, "scores": 0}  # that something of this kind has waited
         executor.engine.serving = True
-        executor.engine.prefixes = Prefixes(executor.engine.model, prefix_bytes) if prefix_bytes else None
+        executor.engine.prefixes = Prefixes(executor.engine.model, PREFIX_BYTES)
         self.most_rows = most_rows or executor.engine.most_rows
         self.wake = threading.Condition()
         self.arrivals: deque[Job[Any]] = deque()
