@@ -273,45 +273,24 @@ class Executor:
                 batch = numbers[start : start + self.engine.most_rows]
                 members = [everything[number] for number in batch]
                 request_of = {id(r.guides[i]): r for r, i in members}
-
-                def stopped(row: ActiveRow, request_of: dict[int, Rows] = request_of) -> bool:
-                    return request_of[id(row.guide)].stopped(row)
-
-                queries, samples = [r.queries[i] for r, i in members], [r.samples[i] for r, i in members]
-                guides, notice = [r.guides[i] for r, i in members], members[0][0].notice
-                steps = self.decode_steps(queries, samples, sampling, route, guides, stopped)
-                rows: list[ActiveRow] = []
-                for drawn in steps:
-                    rows = rows or drawn  # the first ones are all rows
-                    notice(len(drawn))
+                with self.inference(route) as engine:
+                    decoding = self.router.method(route).decoding(engine, sampling, route.future)
+                    rows = decoding.prefill(
+                        [r.queries[i] for r, i in members],
+                        [r.samples[i] for r, i in members],
+                        guides=[r.guides[i] for r, i in members],
+                    )
+                drawn = rows
+                while True:
+                    members[0][0].notice(len(drawn))
                     for row in drawn:
                         request_of[id(row.guide)].progress(row)
                     yield
+                    ended = [row for row in decoding.rows if row.done or request_of[id(row.guide)].stopped(row)]
+                    decoding.release(ended)
+                    if not decoding.rows:
+                        break
+                    with self.inference(route, stepping=True):
+                        drawn = decoding.step()
                 results.update(zip(batch, rows, strict=True))
         return [results[number] for number in range(len(everything))]
-
-    def decode_steps(
-        self,
-        queries: Sequence[Query],
-        samples: Sequence[int],
-        sampling: Sampling,
-        route: Route,
-        guides: Sequence[Guide],
-        stopped: Callable[[ActiveRow], bool],
-    ) -> Iterator[list[ActiveRow]]:
-        """Draw one sample of each query under a guide, all in one batch; a row ends early when it is `stopped`.
-
-        Yields:
-            All rows after their prefill; then, after each step, those that drew a token.
-        """
-        with self.inference(route) as engine:
-            decoding = self.router.method(route).decoding(engine, sampling, route.future)
-            rows = decoding.prefill(queries, samples, guides=guides)
-        yield rows
-        while True:
-            decoding.release([row for row in decoding.rows if row.done or stopped(row)])
-            if not decoding.rows:
-                return
-            with self.inference(route, stepping=True):
-                drawn = decoding.step()
-            yield drawn

@@ -63,7 +63,8 @@ class Searches:
         candidates = whole_number("candidates", candidates, least=1)
         (question,) = as_list(question)
         if isinstance(question, str) and has_gaps(parts := parse(question)):
-            return self.fills_of(self.filler(parts, question, options), candidates)
+            filler = self.filler(parts, question, options)
+            return self.fills_of(filler, filler.at_random(candidates))
         encoded = self.encode(question)
         (route,) = self.router.routes([encoded.query], options.future, options.adapter)
 
@@ -77,11 +78,7 @@ class Searches:
         """Find the best fills of one template, see `LanguageModel.fill`. After `seconds`, no more lengths are tried."""
         options = drawing(n=n, **keywords)
         filler = self.filler(parse_gaps(template), template, options)
-
-        def search() -> Search[list[Fill]]:
-            return [self.fill_of(filler, candidate) for candidate in (yield from filler.best())]
-
-        return search()
+        return self.fills_of(filler, filler.best())
 
     def stream(
         self, template: str, notify: Callable[[Piece], object], *, temperature: float = 0.0, **keywords: Any
@@ -216,9 +213,9 @@ class Searches:
             results.append(Score(tokens, route.future, adapter=route.adapter, bound=bound))
         return results
 
-    def fills_of(self, filler: Filler, candidates: int) -> Search[list[Sample]]:
-        """Sample fills of gaps."""
-        return [self.fill_of(filler, candidate) for candidate in (yield from filler.at_random(candidates))]
+    def fills_of(self, filler: Filler, found: Search[list[Candidate]]) -> Search[list[Any]]:
+        """Build fills from the candidates that a search finds."""
+        return [self.fill_of(filler, candidate) for candidate in (yield from found)]
 
     def fill_of(self, filler: Filler, candidate: Candidate) -> Fill:
         """Build a fill from a candidate."""
