@@ -78,15 +78,10 @@ class Options:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        checked = {
-            "n": whole_number("n", self.n, least=1),
-            "best_of": None if self.best_of is None else whole_number("best_of", self.best_of, least=1),
-            "max_tokens": None if self.max_tokens is None else whole_number("max_tokens", self.max_tokens, least=1),
-            "stop": stop_strings(self.stop),
-            "patience": whole_number("patience", self.patience, least=1),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        for name in ("n", "best_of", "max_tokens", "patience"):
+            if (value := getattr(self, name)) is not None or name in ("n", "patience"):
+                object.__setattr__(self, name, whole_number(name, value, least=1))
+        object.__setattr__(self, "stop", stop_strings(self.stop))
 
 
 @dataclass

@@ -218,6 +218,8 @@ def router(service: Service) -> APIRouter:
     async def model() -> Response:
         """Say what the model can do, and how large requests may be."""
         method = model_method(lm.metadata)
+        # The options of a server also have paths and addresses, which are not for clients.
+        limits = {item.name: getattr(service.limits, item.name) for item in fields(LimitOptions)}
         return JSONResponse(
             {
                 "model": service.name,
@@ -230,16 +232,11 @@ def router(service: Service) -> APIRouter:
                 "router": lm.router,
                 "positions": lm.positions,
                 "vocabulary": lm.vocabulary,
-                "limits": {**limits_of(service.limits), "max_rows": service.scheduler.most_rows},
+                "limits": {**limits, "max_rows": service.scheduler.most_rows},
             }
         )
 
     return routes
-
-
-def limits_of(options: LimitOptions) -> dict[str, Any]:
-    """Return the limits alone: the options of a server also have paths and addresses, which are not for clients."""
-    return {item.name: getattr(options, item.name) for item in fields(LimitOptions)}
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
