@@ -291,7 +291,10 @@ class Client(Questions[httpx.Client]):
 
         If the iterator is closed, the server stops.
         """
-        body = {**sent_options(options), "template": to_question(template), "stream": True}
+        return self._pieces({**sent_options(options), "template": to_question(template), "stream": True})
+
+    def _pieces(self, body: dict[str, Any]) -> Iterator[Piece]:
+        """Yield the pieces of a stream."""
         for attempt in count():
             try:
                 with self._http.stream("POST", "/v1/fill", json=body) as response:

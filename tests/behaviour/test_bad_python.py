@@ -275,6 +275,7 @@ RECIPES = [
     "load_recipe('tiny-cpu', ['steps.more=3'])",
     "load_recipe('tiny-cpu', ['conditioning.r_max=2'])",
     "load_recipe('tiny-cpu', ['conditioning=0.6'])",
+    "load_recipe('tiny-cpu', ['r_max=0.4'])",
     "load_recipe('tiny-cpu', ['conditioning={r_max: 0.6}', 'conditioning.parts=[]'])",
     "load_recipe('tiny-cpu', ['seed=4294967296'])",
 ]
@@ -292,6 +293,8 @@ EXPERIMENTS = [
     "load_experiment(grid(grid={'seed': []}))",
     "load_experiment(grid(grid={'output': ['a', 'b']}))",
     "load_experiment(grid(grid={'sede': [0]}))",
+    "load_experiment(grid(grid={'r_max': [0.2, 0.4]}))",
+    "load_experiment(grid(evaluate={'conditioning': ''}))",
     "load_experiment(grid(grid={'conditioning.rmax': [0.5]}))",
     "load_experiment(grid(grid={'seed': ['one']}))",
     "load_experiment(grid(grid={'method': ['ac-gtp']}))",

@@ -255,7 +255,7 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(run, hub, monkeypatch, bro
     monkeypatch.setattr(*((huggingface_hub, "dataset_info") if broken == "info" else (datasets, "load_dataset")), fail)
     with pytest.raises(InputError, match="no route to host") as caught:
         run("wikitext-103")
-    assert "hf download --repo-type dataset Salesforce/wikitext" in str(caught.value)
+    assert "docs/how-to/prepare.md" in str(caught.value)
     assert "HF_HUB_OFFLINE=1" in str(caught.value)
 
 

@@ -104,6 +104,8 @@ def test_invalid_questions_raise_the_errors_of_the_model(client, lm):
         with pytest.raises(error) as theirs:
             ask(lm)
         assert str(ours.value).splitlines()[0].split(":")[0] == str(theirs.value).splitlines()[0].split(":")[0]
+    with pytest.raises(acgpt.QueryError):
+        client.stream(7)  # at the call, not at the first piece
     with pytest.raises(acgpt.InputError, match="top_p"):
         client.sample("The {{_1}}", top_p=2)
     with pytest.raises(acgpt.InputError, match="there is no such field"):

@@ -272,8 +272,8 @@ def unreachable(hub: Hub, error: Exception) -> InputError:
     return InputError(
         f"cannot read {hub.path} from the Hugging Face hub: {type(error).__name__}: {error}\n"
         "Check the connection; the same command resumes where it stopped. With HF_HUB_OFFLINE=1 in the environment, "
-        "the Hugging Face cache of this machine is used. Or download the files on another machine (hf download "
-        f"--repo-type dataset {hub.path}), and use them as sources, as in docs/how-to/prepare.md."
+        "the Hugging Face cache of this machine is used. Or download the files on another machine, and use them as "
+        "sources: docs/how-to/prepare.md has the commands."
     )
 
 

@@ -95,8 +95,9 @@ class EvaluateSection:
         check_values(self, "evaluate")
         if not self.distributions:
             raise InputError("evaluate.conditioning must be a distribution or a list of them, not [].")
-        for conditioning in filter(None, self.distributions):
-            Conditioning.from_dict(conditioning)
+        for conditioning in self.distributions:
+            if conditioning is not None:
+                Conditioning.from_dict(conditioning)
 
     @property
     def distributions(self) -> Sequence[Mapping[str, Any] | None]:

@@ -106,6 +106,7 @@ class Checks:
         others = [key for key in self._keys() if key != self.key]
         with suppress(OSError):  # the folder may not be writable
             write_json(self.folder / RECORD, {"files": self.files, "passed": [*others, self.key][-KEPT:]})
+            (self.folder / RECORD).chmod(0o644)  # others may share the cache
 
     def _keys(self) -> list[str]:
         """Return the keys in the record that hold for the files as they are."""

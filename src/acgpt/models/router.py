@@ -25,7 +25,7 @@ from typing import TypeVar
 from transformers import PreTrainedModel
 
 from acgpt.engine.peft import active_adapter
-from acgpt.errors import InputError, QueryError
+from acgpt.errors import InputError, QueryError, reason
 from acgpt.methods import Method
 from acgpt.models.adapters import BARE, Adapter, Choice, unknown_name
 from acgpt.models.metadata import Metadata, model_method
@@ -130,7 +130,7 @@ class Router:
         if adapter is False or adapter == BARE:
             return None
         if not isinstance(adapter, str) or adapter not in self.adapters:
-            raise InputError(f"adapter is {adapter!r}, {unknown_name(tuple(self.adapters))}")
+            raise InputError(f"adapter is {reason(repr(adapter))}, {unknown_name(tuple(self.adapters))}")
         return adapter
 
     def metadata(self, adapter: str | None) -> Metadata | None:

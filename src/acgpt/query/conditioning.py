@@ -544,4 +544,6 @@ def check_keys(content: Mapping[str, Any], known: tuple[str, ...], where: str) -
         if key not in known:
             near = get_close_matches(str(key), known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(set(known)))}."
+            if "conditioning" in known and key in {field.name for kind in KINDS.values() for field in fields(kind)}:
+                hint = f"use 'conditioning.{key}'."
             raise InputError(f"{where} has no key {key!r}: {hint}")

@@ -452,10 +452,11 @@ def main_panels(
         if not candidates:
             continue
         candidates.sort(key=lambda candidate: rating(*candidate), reverse=True)
-        r_max, runs = candidates[0][0][0].r_max, set[Run]()
-        for members, panel in [candidate for candidate in candidates if candidate[0][0].r_max == r_max][:MAX_PANELS]:
-            if not {run for entry in members for run in entry.runs} <= runs:  # some run is in no earlier panel
-                runs |= {run for entry in members for run in entry.runs}
+        r_max, runs, most = candidates[0][0][0].r_max, set[Run](), len(panels) + MAX_PANELS
+        for members, panel in candidates:
+            own = {run for entry in members for run in entry.runs}
+            if members[0].r_max == r_max and not own <= runs and len(panels) < most:  # some run is in no earlier panel
+                runs |= own
                 shown += members
                 panels.append(panel)
         from_paper = [row for row in paper["perplexities"] if (row["model"], row["r_max"]) == (size, r_max)]

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from acgpt.query.modes import MODES
@@ -137,7 +138,7 @@ def methods(panels: Sequence[Panel], colours: Mapping[str, str]) -> Figure:
                 )  # fmt: skip
                 label = "≤{:.1f}" if mean.bound else "{:.1f}"
                 ax.bar_label(bar, fmt=label, fontsize=6.5, padding=2, rotation=90)
-        ax.set_title(panel.title, fontsize=10)
+        ax.set_title(fill(panel.title, 110), fontsize=10)
         ax.set_xticks(range(len(MODES)), [mode.title for mode in MODES.values()], fontsize=8)
         scale_y_axis(ax, [mean.mean for *_, modes in panel.rows for mean in modes.values() if mean is not None])
         ax.spines[["top", "right"]].set_visible(False)
@@ -189,7 +190,7 @@ def with_and_without(panels: Sequence[Panel]) -> Figure:
             f"{name}\n{100 * (modes['training'].mean / modes['training-no-future'].mean - 1):+.1f} %"  # type: ignore[union-attr]
             for name, _, modes in panel.rows
         ]
-        ax.set_title(panel.title, fontsize=8)
+        ax.set_title(fill(panel.title, 64), fontsize=8)
         ax.set_xticks(range(len(names)), names, fontsize=8)
         scale_y_axis(ax, values)
         ax.spines[["top", "right"]].set_visible(False)

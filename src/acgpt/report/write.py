@@ -110,7 +110,7 @@ def write_report(report: Report, output: Path) -> Report:
     """Write all forms of a report into a folder.
 
     Returns:
-        The report with its files, and with notes on its figures.
+        The report with its files, and a note if figures could not be drawn.
     """
     parts, notes = report.parts, list(report.notes)
     files: dict[str, bytes] = {}
