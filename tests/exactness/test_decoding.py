@@ -14,7 +14,7 @@ from models import random_query, tiny_model
 from tolerance import same_draws
 
 from acgpt.engine.attention import check_model
-from acgpt.engine.decode import Decoder, Sampling
+from acgpt.engine.decode import Decoder, Sampling, draw_among, draw_each
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.errors import ModelError, QueryError
@@ -45,6 +45,19 @@ def check_same(engine, row, **how):
 def run_to_the_end(decoding):
     while any(not row.done for row in decoding.rows):
         decoding.step()
+
+
+def test_rows_with_options_of_their_own_draw_what_each_draws_alone():
+    logits, uniform = torch.randn(7, 9, dtype=torch.double), torch.rand(7, dtype=torch.double)
+    kinds = [Sampling(0.7, top_k=4), Sampling(1.3), Sampling(0.0)]
+    samplings = [kinds[i] for i in (0, 1, 2, 0, 2, 1, 0)]
+    for allowed in (None, torch.rand(7, 9) < 0.8):
+        together = draw_each(logits, uniform, samplings, allowed)
+        for row, sampling in enumerate(samplings):
+            here = slice(row, row + 1)
+            alone = draw_among(logits[here], uniform[here], sampling, None if allowed is None else allowed[here])
+            for ours, theirs in zip(together, alone, strict=True):
+                assert (ours is None and theirs is None) or torch.equal(ours[here], theirs)
 
 
 @pytest.mark.parametrize("future", [True, False])

@@ -242,6 +242,20 @@ def test_a_long_text_is_healed_as_its_end_is(
     assert ends == (stable_end(text, any_kind), stable_start(text[::-1], any_kind))
 
 
+def test_a_run_of_one_character_beside_a_cut_is_healed_as_the_whole_text_is(
+    gpt2: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens depend on where the run begins, so more text is examined."""
+    found = []
+    for examined in (16, 10**6):
+        monkeypatch.setattr(healing, "EXAMINED", examined)
+        for run in ("-", "=", "\n", " "):
+            for size in range(34, 60, 4):
+                found.append(stable_end(3 * "The cat. " + "\n\n" + run * size, gpt2))
+                found.append(stable_start(run * size + 3 * "The cat. ", gpt2))
+    assert found[: len(found) // 2] == found[len(found) // 2 :]
+
+
 def test_half_an_added_token_is_given_back(gpt2: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     gpt2.save_pretrained(tmp_path)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
