@@ -435,7 +435,8 @@ def main_panels(
     Returns:
         The panels, and the entries in them.
     """
-    panels, shown = [], []
+    panels: list[Panel] = []
+    shown: list[Entry] = []
     default = asked_by_default(entries)
     for size in sizes_of(entries, paper):
         of_size = [entry for entry in default if entry.first.size == size and entry.at_training_r_max]
