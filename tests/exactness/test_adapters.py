@@ -14,6 +14,7 @@ from tolerance import exactly
 import acgpt
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, Query
 from acgpt.models.adapters import Adapter, mode_of
+from acgpt.models.fill_by_search import BONUS
 from acgpt.models.router import route
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, Infilling
 
@@ -199,6 +200,8 @@ def test_an_adapter_that_is_named_answers_whatever_the_query(both, references, n
     (fill,) = both.fill("The {{_2-2}} sat.", 1, adapter=name, future=future)
     assert fill.adapter == who
     assert fill.log_prob == exactly(both.log_prob(fill.query, adapter=name, future=future).log_prob)
+    read = Query(fill.query.tokens, [i < fill.query.asked_positions[0] - 1 for i in range(len(fill.query))])
+    assert fill.score - BONUS * 2 == exactly(both.log_prob(read, adapter=name, future=False).log_prob)
 
 
 def test_each_adapter_reads_its_own_mask_unless_the_user_names_one(shelf, both, references):
