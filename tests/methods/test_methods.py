@@ -233,9 +233,7 @@ def test_samples_come_as_often_as_their_probability_says(method, roles, future):
     assert p_value(counted(samples, 3), probabilities) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("method", "own"), [*product(ANY, [{}]), *product(ANY[:2], [{"target_positions": "table"}])], ids=str
-)
+@pytest.mark.parametrize(("method", "own"), [*product(ANY, [{}]), *product(ANY[:2], [{"target_positions": "table"}])])
 def test_a_sample_carries_its_log_probabilities_and_is_the_same_in_any_batch(method, own):
     chosen = method_of(method) if isinstance(method, str) else method
     model = toy(chosen.name, length=12, **own)
