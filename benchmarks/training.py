@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    given = {"r_max": 0.6} if args.recipe is None else load_recipe(args.recipe, [], finetuning=True).conditioning
+    given = {"r_max": 0.6} if args.recipe is None else load_recipe(args.recipe).conditioning
     methods = {"GPT": {"empty": 1.0}, "AC-GPT": given}
     if args.lora:
         methods["AC-GPT, adapter apart"] = given
