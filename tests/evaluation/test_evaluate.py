@@ -241,11 +241,11 @@ def test_fewer_than_thirty_documents_are_not_resampled_but_the_texts(documents, 
 
 def test_intervals_over_documents_hold_where_those_over_their_windows_do_not():
     rng, held = np.random.default_rng(2), {"documents": [], "texts": []}
+    datasets = {"documents": small_set(360, 10, documents=np.arange(60) * 60), "texts": small_set(360, 10)}
     for trial in range(150):
         easy = rng.normal(3, 0.5, size=60).repeat(6)[:, None]  # a document is six texts, alike in difficulty
         log_probs = -(easy + rng.normal(0, 0.5, size=(360, 1)) + rng.normal(0, 1, size=(360, 10)))
-        for unit, starts in (("documents", np.arange(60) * 60), ("texts", None)):
-            dataset = small_set(360, 10, documents=starts)
+        for unit, dataset in datasets.items():
             evaluation = Evaluation("gpt", dataset, {"unconditional": log_probs}, (), seed=trial)
             low, high = evaluation.modes["unconditional"].interval
             assert evaluation.per_text.unit == unit
