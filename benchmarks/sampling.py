@@ -33,7 +33,8 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from acgpt import LanguageModel, Query
-from acgpt.engine.attention import check_model, choose_backend
+from acgpt.engine.architecture import check_model
+from acgpt.engine.attention import choose_backend
 from acgpt.engine.decode import Sampling
 from acgpt.engine.engine import Engine
 from acgpt.evaluation.dataset import EvaluationDataset

@@ -17,7 +17,8 @@ import torch
 from common import BOS, SIZES, VOCABULARY, Parser, build_model, clock, print_record
 
 from acgpt import Query
-from acgpt.engine.attention import check_model, choose_backend, possible_backends
+from acgpt.engine.architecture import check_model
+from acgpt.engine.attention import choose_backend, possible_backends
 from acgpt.engine.engine import Engine
 
 

@@ -24,7 +24,7 @@ from common import SIZES, Parser, print_record, synchronize
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from acgpt.engine.attention import check_model
+from acgpt.engine.architecture import check_model
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.peft import add_lora
 from acgpt.models.loading import load_base, resolve

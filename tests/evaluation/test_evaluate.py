@@ -13,7 +13,7 @@ import torch
 from models import expected_log_probs, tiny_model, twins
 from test_evaluation_set import small_set
 
-from acgpt.engine.attention import check_model
+from acgpt.engine.architecture import check_model
 from acgpt.engine.engine import Engine
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.bootstrap import percentiles, resampled_means

@@ -44,7 +44,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from acgpt.engine.attention import check_model
+from acgpt.engine.architecture import check_model
 from acgpt.engine.decode import Sampling
 from acgpt.engine.engine import Engine
 from acgpt.errors import ModelError

@@ -14,8 +14,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from acgpt.engine import attention
-from acgpt.engine.attention import NAME, check_model
+from acgpt.engine import architecture
+from acgpt.engine.architecture import check_model
+from acgpt.engine.forward import NAME
 from acgpt.errors import ModelError
 from acgpt.models.language_model import positions_of
 
@@ -113,7 +114,7 @@ def test_models_are_accepted_whatever_their_weights(scale, dtype):
 
 @pytest.mark.parametrize("weights", [{}, SMALL], ids=["large weights", "small weights in bfloat16"])
 def test_a_temperature_by_slot_is_found_by_trial_too(monkeypatch, weights):
-    monkeypatch.setattr(attention, "objection", lambda model: None)
+    monkeypatch.setattr(architecture, "objection", lambda model: None)
     model = built("llama4_text", {**FULL, "floor_scale": 8192}, **weights)
     with pytest.raises(ModelError, match="number of a slot"):
         check_model(model)

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from acgpt.cli.main import app
 from acgpt.data.corpus import Corpus
-from acgpt.engine.attention import compile_blocks, is_compiled
 from acgpt.engine.decode import Sampling
+from acgpt.engine.modules import compile_blocks, is_compiled
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.generator import Generator

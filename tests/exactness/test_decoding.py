@@ -13,7 +13,7 @@ import torch
 from models import random_query, tiny_model
 from tolerance import same_draws
 
-from acgpt.engine.attention import check_model
+from acgpt.engine.architecture import check_model
 from acgpt.engine.decode import Decoder, Sampling, draw_among, draw_each
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine

@@ -22,7 +22,7 @@ from models import by_definition, masked_logits, random_query, tiny_model, toy_t
 from tolerance import exactly
 
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, Query, QueryError, TemplateError
-from acgpt.engine.attention import check_model
+from acgpt.engine.architecture import check_model
 from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine

@@ -10,13 +10,16 @@ from joining import join_and_leave
 from models import ARCHITECTURES, random_query, tiny_model
 
 from acgpt.engine import engine as engines
-from acgpt.engine.attention import BACKENDS, Fused, check_model, compile_blocks, run
+from acgpt.engine.architecture import check_model
+from acgpt.engine.attention import BACKENDS, Fused
 from acgpt.engine.decode import Sampling, draw
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
+from acgpt.engine.forward import run
 from acgpt.engine.head import fast_head
 from acgpt.engine.kernels.log_probs import linear_log_probs
 from acgpt.engine.layout import build
+from acgpt.engine.modules import compile_blocks
 from acgpt.engine.score import target_log_probs
 from acgpt.errors import ModelError
 from acgpt.methods import METHODS, masked

@@ -66,7 +66,7 @@ def random_question(seed):
 def test_the_answer_is_that_of_the_definition_alone_or_in_a_batch(seed):
     model, reference, head = network(), network(), random_head()
     reference.set_attn_implementation("sdpa")
-    acgpt.engine.attention.check_model(model)
+    acgpt.engine.architecture.check_model(model)
     engine = Engine(model, bos=BOS, mask=MASK)
     asked = [random_question(1000 * seed + i) for i in range(3)]
     questions = [length_question(*question, distance=5, positions=POSITIONS) for question in asked]
@@ -82,7 +82,7 @@ def test_the_answer_is_that_of_the_definition_alone_or_in_a_batch(seed):
 
 def test_no_pass_over_several_questions_has_more_tokens_than_the_budget():
     model, head, budget, sizes = network(), random_head(), 60, []
-    acgpt.engine.attention.check_model(model)
+    acgpt.engine.architecture.check_model(model)
     questions = [length_question(*random_question(seed), distance=5, positions=POSITIONS) for seed in range(12)]
     model.get_input_embeddings().register_forward_hook(lambda module, ids, states: sizes.append(states[..., 0].numel()))
     with torch.no_grad():

@@ -9,8 +9,7 @@ import pytest
 from models import tiny_model
 from torch import nn
 
-from acgpt.engine.attention import Watch, is_hooked
-from acgpt.engine.modules import Listing, modules_of, parameters_of, unchanged
+from acgpt.engine.modules import Listing, Watch, is_hooked, modules_of, parameters_of, unchanged
 from acgpt.engine.peft import Switch
 
 

@@ -18,7 +18,7 @@ ARCHITECTURES = ["gpt2", "llama", "gpt_neox"]
 
 def engine_of(architecture, most_bytes=2**24):
     model = tiny_model(architecture).double().eval()
-    from acgpt.engine.attention import check_model
+    from acgpt.engine.architecture import check_model
 
     check_model(model)
     engine = Engine(model, bos=0, mask=5, backend="dense")

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
 from acgpt.engine import engine as engines
-from acgpt.engine.attention import check_model
+from acgpt.engine.architecture import check_model
 from acgpt.engine.engine import Engine, one_ahead
 from acgpt.engine.head import fast_head, has_plain_head
 from acgpt.errors import ModelError, QueryError

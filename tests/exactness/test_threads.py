@@ -23,9 +23,9 @@ from transformers import PreTrainedModel
 
 import acgpt
 from acgpt import LanguageModel, Metadata
-from acgpt.engine.attention import evaluating
 from acgpt.engine.decode import Sampling
 from acgpt.engine.locks import process_lock, turn
+from acgpt.engine.modules import evaluating
 from acgpt.methods import method_of
 
 THREADS = 4

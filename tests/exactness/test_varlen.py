@@ -9,7 +9,9 @@ from models import tiny_model
 from torch.nn import functional as F
 
 from acgpt.engine import attention
+from acgpt.engine.architecture import check_model
 from acgpt.engine.attention import Dense, Regroup, Segments, Varlen, as_int64, take
+from acgpt.engine.forward import run
 from acgpt.engine.layout import build
 from acgpt.methods import masked
 from acgpt.query.query import Query
@@ -113,11 +115,11 @@ def test_packed_attention_is_that_of_the_rectangle(kind, monkeypatch):
 
 def test_the_slot_for_the_kernels_changes_nothing_that_is_read_both_ways():
     model = tiny_model(vocabulary=20).double()
-    attention.check_model(model)
+    check_model(model)
     texts = [np.array([0, 4, 5, 6]), np.array([0, 7, 8, 9, 3, 2])]
     places, targets = [np.array([2]), np.array([1, 4])], [np.array([5]), np.array([7, 3])]
     found = [
-        attention.run(model, layout.ids[None], layout.positions[None], Dense(layout), layout.rows)
+        run(model, layout.ids[None], layout.positions[None], Dense(layout), layout.rows)
         for text_slots in (False, True)
         for layout in [masked.both_ways(texts, places, targets, bos=0, text_slots=text_slots)]
     ]

@@ -13,8 +13,8 @@ from fuzz import examples
 from servers import local_client, until
 from tolerance import exactly, same_scores
 
-from acgpt.engine.attention import blocks_of
 from acgpt.engine.decoding import Decoding
+from acgpt.engine.modules import blocks_of
 from acgpt.models.answers import Fill
 from acgpt.models.executor import Scores
 from acgpt.serving.app import create_app

@@ -19,7 +19,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from acgpt.engine.attention import check_model
+from acgpt.engine.architecture import check_model
 from acgpt.engine.engine import Engine
 from acgpt.query.query import Query
 

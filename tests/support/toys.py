@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from acgpt.engine.attention import check_model
+from acgpt.engine.architecture import check_model
 from acgpt.engine.engine import Engine
 from acgpt.engine.meter import ignore
 from acgpt.methods import method_of

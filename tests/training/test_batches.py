@@ -14,7 +14,8 @@ from models import by_definition, masked_logits, tiny_model
 from packing import pack
 from torch.utils.data import DataLoader
 
-from acgpt.engine.attention import Segments, check_model
+from acgpt.engine.architecture import check_model
+from acgpt.engine.attention import Segments
 from acgpt.engine.layout import ALIGN, Budget, build
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Blocks, Conditioning, Empty, first_draws
 from acgpt.query.query import Query

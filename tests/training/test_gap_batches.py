@@ -8,7 +8,7 @@ import torch
 from models import by_definition, by_hand, masked_hidden, masked_logits, tiny_model
 from test_batches import BOS, MASK, VOCABULARY, Texts, batches_of, learner_of, loss_and_gradients, shapes_of, tensors_of
 
-from acgpt.engine.attention import check_model
+from acgpt.engine.architecture import check_model
 from acgpt.engine.layout import Budget
 from acgpt.engine.length_head import LengthHead
 from acgpt.query.conditioning import ASKED, GIVEN, Blocks, Conditioning, Draw, Gaps

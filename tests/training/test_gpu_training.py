@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 import acgpt
 from acgpt.data.corpus import Corpus
-from acgpt.engine.attention import check_model
+from acgpt.engine.architecture import check_model
 from acgpt.engine.engine import Engine
 from acgpt.engine.kernels.loss import linear_cross_entropy
 from acgpt.engine.length_head import LengthHead

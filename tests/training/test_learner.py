@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig
 
 import acgpt.training.learner as learner_module
-from acgpt.engine.attention import check_model
+from acgpt.engine.architecture import check_model
 from acgpt.engine.layout import Budget
 from acgpt.engine.peft import adapter_layers, add_lora, join_products, switched
 from acgpt.errors import ModelError

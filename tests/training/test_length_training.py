@@ -14,7 +14,7 @@ from test_gap_batches import head_of
 
 import acgpt
 from acgpt.data.corpus import Corpus
-from acgpt.engine.attention import check_model
+from acgpt.engine.architecture import check_model
 from acgpt.engine.length_head import FILE
 from acgpt.training.learner import Learner
 from acgpt.training.recipe import make

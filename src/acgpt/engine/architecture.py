@@ -1,7 +1,8 @@
-"""Checks of a network's configuration, before its attention is replaced (see `attention.check_model`).
+"""The check of an architecture: whether a model's answers will be exact under acgpt's attention.
 
-The trial in `attention.try_out` is short: it does not reach a window of 4,096 tokens, or an attention temperature that
-sets in at token 8,192. Everything that depends on length is therefore checked in the configuration.
+`objection` reads the configuration and `try_out` runs the model. The trial is short: it does not reach a window of
+4,096 tokens, or an attention temperature that sets in at token 8,192. Everything that depends on length is therefore
+checked in the configuration.
 """
 
 from __future__ import annotations
@@ -12,13 +13,56 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
+from acgpt.engine.attention import Backend, Cached, Dense, head_width
+from acgpt.engine.device import matrix_products
+from acgpt.engine.forward import BOTH_WAYS, NAME, OWN_ATTENTION, Recorder, run
+from acgpt.engine.layout import Layout, upload
+from acgpt.engine.locks import process_lock, turn
+from acgpt.engine.modules import evaluating
 from acgpt.errors import ModelError
 
+FAR = 2**20  # slots; beyond the length at which any attention temperature or window sets in
 FULL = "full_attention"
 # Layer types that have no softmax attention, or more than that; their states depend on the order of the slots.
 RECURRENT = {"linear_attention", "conv", "mamba", "recurrent", "moe", "mlp", "hybrid", "hybrid_sliding"}
 WINDOWED = {"sliding_attention", "chunked_attention", "window_attention", "reference_sliding_attention"}
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Check that a model's answers will be exact, and set its attention implementation to `acgpt`.
+
+    The check reads the configuration, then runs the model on a few tokens: six passes of at most two dozen tokens. It
+    does not depend on the size of the weights.
+
+    Raises:
+        ModelError: The answers would not be exact; the message gives the reason.
+    """
+    name = type(model).__name__
+    if reason := objection(model):
+        raise ModelError(f"{name} {reason}")
+    with turn(model), process_lock():
+        own_attention = model.config._attn_implementation
+        try:
+            eager = torch.compiler.set_stance("force_eager")  # a compiled network would be recompiled for each pass
+            with torch.no_grad(), evaluating(model), matrix_products("highest"), eager:
+                try_out(model)
+        except Exception as error:  # a network of another kind may raise anything
+            model.set_attn_implementation(own_attention)
+            if isinstance(error, ModelError):
+                reason = str(error)
+            elif not model._supports_attention_backend:
+                reason = OWN_ATTENTION
+            else:
+                reason = f"its code fails with it ({type(error).__name__}: {error})."
+            raise ModelError(f"{name} cannot use acgpt's attention: {reason}") from error
+
+
+def accept(model: PreTrainedModel) -> None:
+    """Set the attention implementation of a model that `check_model` has accepted before, with the same libraries."""
+    with turn(model):
+        model.set_attn_implementation(NAME)
 
 
 def objection(model: PreTrainedModel) -> str | None:
@@ -104,3 +148,120 @@ def relative_difference(states: Sequence[Tensor], reference: Sequence[Tensor]) -
         difference = (state - expected).norm()
         differences.append(torch.where(difference == 0, difference, difference / size))
     return torch.stack(differences).max().item()
+
+
+class Trace:
+    """A backend that records the inputs of each layer's attention, then calls another backend."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.calls = 0
+        self.backend = backend
+        self.states: list[Tensor] = []  # queries, keys and values of each layer: (slots, numbers)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
+        """Record the inputs; a decoding step gets the keys of all slots so far, of which its own come last."""
+        self.states += [x[0, :, -q.shape[2] :].transpose(0, 1).flatten(1) for x in (q, k, v)]
+        return self.backend(q, k, v, scale, dropout)
+
+
+def try_out(model: PreTrainedModel) -> None:
+    """Run the model on a few tokens to check what the layout relies on; set its attention to `acgpt`.
+
+    * With nothing given, the logits are those of the unmodified model.
+    * Copies are a set: in another order, with the same positions, they give the same result.
+    * A decoding step continues a pass.
+    * The number of a slot does not matter: it grows with the batch, not with the text.
+
+    Differences are relative. The inputs of each layer's attention are compared as well as the logits, so that small
+    weights cannot hide a difference.
+
+    Raises:
+        ModelError: One of these does not hold.
+    """
+    config = model.config.get_text_config()
+    try:
+        head_width(config)
+    except Exception as unknown:
+        raise ModelError(
+            "its configuration names no width that all attention heads have. Use a model that has one, such as Llama, "
+            "Qwen3 or GPT-NeoX."
+        ) from unknown
+    text = torch.arange(min(8, getattr(config, "max_position_embeddings", None) or 8), device=model.device)
+    ids = text * 7919 % config.vocab_size  # by position
+    plain = plain_logits(model, ids)
+    own_attention = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+    if config._attn_implementation != NAME:
+        raise ModelError(OWN_ATTENTION)
+    tolerance = tolerance_of(model)
+
+    def states(positions: Tensor, backend: Backend, cache: Cache | None = None) -> list[Tensor]:
+        """Return the logits and the inputs of each layer's attention, each (slots, numbers)."""
+        trace = Trace(backend)
+        logits = run(model, ids[positions][None], positions[None], trace, len(positions), cache)[0]
+        return [logits, *trace.states]
+
+    alone = states(text, Dense(laid_out([text[:0]], text)))
+    if not (error := relative_difference(alone[:1], [plain])) <= tolerance:
+        raise ModelError(disagreement(model, ids, plain, own_attention, error))
+
+    copies = text[1::2]
+    orders = laid_out([copies, copies.flip(0)], text)
+    both = states(orders.positions, Dense(orders))
+    packed, _ = orders.rectangle()
+    first, second = (upload(slots, model.device) for slots in packed)
+    second = torch.cat([second[: len(copies)].flip(0), second[len(copies) :]])
+    given = [x[first] for x in both]
+    if not (error := relative_difference([x[second] for x in both], given)) <= tolerance:
+        raise ModelError(
+            f"it depends on the order of copies, not only on their positions (relative difference {error:.2g}). Use a "
+            "model that takes every position from position_ids."
+        )
+
+    positions, slots = orders.positions[first], torch.arange(len(first), device=model.device)
+    near, far, known = Recorder(), Recorder(length=FAR), laid_out([copies], text[:-2])
+    try:
+        prefill = states(positions[:-2], Dense(known), near)
+        step = states(positions[-2:], Cached(slots[None, -2:], len(slots), alone[-1].dtype), near)
+    except Exception as own_cache:
+        raise ModelError(
+            "it takes no key-value cache but its own, so nothing could be sampled from it. Use a model that takes "
+            "one, such as Llama, Qwen3 or GPT-NeoX."
+        ) from own_cache
+    decoded = [torch.cat(pair) for pair in zip(prefill, step, strict=True)]
+    if not (error := relative_difference(decoded, given)) <= tolerance:
+        raise ModelError(
+            f"a decoding step does not continue a pass (relative difference {error:.2g}): its layers keep more than "
+            "keys and values. Use a model in which every layer has full attention."
+        )
+    if not (error := relative_difference(states(positions[:-2], Dense(known), far), prefill)) <= tolerance:
+        raise ModelError(
+            f"it depends on the number of a slot, not only on its position (relative difference {error:.2g} after "
+            f"{FAR:,} slots). Use a model that takes every position from position_ids."
+        )
+
+
+def laid_out(copies: Sequence[Tensor], text: Tensor) -> Layout:
+    """Lay out one text once for each of several sequences of copies; the token ids are the positions."""
+    positions = torch.cat([*copies, *[text] * len(copies)])
+    counts, texts = tuple(map(len, copies)), (len(text),) * len(copies)
+    rows = torch.arange(sum(counts), len(positions), device=text.device)
+    return Layout(positions, positions, counts, texts, rows, positions[rows], texts)
+
+
+def disagreement(model: PreTrainedModel, ids: Tensor, plain: Tensor, own_attention: str, error: float) -> str:
+    """Return an error message for a model whose logits differ under acgpt's attention with nothing given."""
+    model.set_attn_implementation(own_attention)
+    tolerance, positions = tolerance_of(model), torch.arange(len(ids), device=ids.device)
+    if not relative_difference([plain_logits(model, ids, position_ids=positions[None])], [plain]) <= tolerance:
+        return (
+            "it does not number positions 0, 1, 2, … (RoBERTa begins after its padding token). Use a model that does, "
+            "such as Llama, Qwen3 or GPT-NeoX."
+        )
+    changed = plain_logits(model, torch.cat([ids[:-1], ids[:1]]))
+    if not relative_difference([changed[:-1]], [plain[:-1]]) <= tolerance:
+        return BOTH_WAYS
+    return (
+        f"with nothing given its logits differ from those of its own attention (relative difference {error:.2g}): that "
+        "does more than plain softmax attention. Use another model."
+    )

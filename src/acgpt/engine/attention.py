@@ -1,7 +1,6 @@
-"""Attention: one function, registered with transformers, that applies the layout's mask in every architecture.
+"""Attention backends: one mask, computed in several ways, and the choice among them.
 
-`run` passes a *backend* to the model's forward as the keyword `acgpt`; transformers hands it on to every layer. A
-backend is a callable `(q, k, v, scale) -> out` that knows the attention mask:
+A backend is a callable `(q, k, v, scale) -> out` that knows the attention mask; `forward.run` has every layer call it.
 
     Dense    any device and dtype; a boolean mask over a padded rectangle. The reference, and the CPU path.
     Varlen   CUDA, bf16 and fp16; two flash attention calls over the packed batch, no mask and no padding.
@@ -9,24 +8,12 @@ backend is a callable `(q, k, v, scale) -> out` that knows the attention mask:
              for scoring many texts.
     Cached   one decoding step: rows of different lengths against their key-value caches (see `decode`).
     Ragged   the same on CUDA, bf16 and fp16; our own kernel, which reads each row's cache only up to its length.
-
-Without a backend, that is outside acgpt's own calls, the registered function behaves like transformers' `sdpa`. A model
-that was loaded by acgpt therefore still works everywhere else.
-
-Three things could silently apply another mask. All are prevented, and each has a test:
-
-* transformers takes a jump in position ids for a boundary between packed documents. `run` always passes a 4-D mask,
-  which switches this off.
-* Someone may change the attention implementation later. `run` counts the layers that called the backend; in a compiled
-  network, where layers cannot count, it checks the implementation's name.
-* Layers may have a mask of their own, such as a sliding window. `check_model` refuses them.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -35,33 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.cache_utils import Cache
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers import PreTrainedModel
 
-from acgpt.engine.architecture import objection, plain_logits, relative_difference, tolerance_of
 from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels import decode as decode_kernel
 from acgpt.engine.layout import Layout, upload, visible
-from acgpt.engine.locks import process_lock, turn
-from acgpt.engine.modules import hooks_of, modules_of
-from acgpt.errors import ModelError
 
-NAME = "acgpt"  # the attention implementation's name in transformers, and the keyword that carries the backend
 # Newer versions of torch need a flag for grouped-query attention.
 SHARED_HEADS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-# Additions to attention that some architectures pass and our backends would ignore.
-OWN_ADDITIONS = ("sliding_window", "softcap", "s_aux", "position_bias", "indices", "block_indices")
-OWN_ATTENTION = (
-    "its code computes attention itself, not through transformers' attention interface. Use a model that does, such as "
-    "Llama, Qwen3 or GPT-NeoX."
-)
-BOTH_WAYS = (
-    "it reads a text both ways, so it is no causal model. If it was trained as one, set is_decoder to true in "
-    "config.json."
-)
-FAR = 2**20  # slots; beyond the length at which any attention temperature or window sets in
 
 
 class Backend(Protocol):
@@ -72,38 +40,6 @@ class Backend(Protocol):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
         """Map (rows, heads, slots, D) queries, keys and values to (rows, slots, heads, D) outputs."""
         ...
-
-
-class Recorder(Cache):
-    """A cache that records keys and values. A pass also attends to those of earlier passes.
-
-    Args:
-        states: Keys and values of each layer until now, each (1, heads, N, D). Default: none.
-        length: The length that it reports. Positions are always passed to the model, so it need not count slots.
-    """
-
-    def __init__(self, states: Sequence[tuple[Tensor, Tensor]] = (), length: int = 0) -> None:
-        super().__init__(layers=[])
-        self.by_layer, self.length = dict(enumerate(states)), length
-
-    @property
-    def states(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of each layer."""
-        return list(self.by_layer.values())
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Append a layer's keys and values and return all of them; called by each layer in turn."""
-        if layer_idx in self.by_layer:
-            keys, values = self.by_layer[layer_idx]
-            key_states, value_states = torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
-        self.by_layer[layer_idx] = key_states, value_states
-        return key_states, value_states
-
-    def get_seq_length(self, *_: Any) -> int:
-        """Return the length."""
-        return self.length
 
 
 class Dense:
@@ -339,340 +275,3 @@ def can_fuse(model: PreTrainedModel) -> bool:
 def choose_backend(model: PreTrainedModel) -> str:
     """Return the default backend for queries: "varlen" for half precision on CUDA, else "dense"."""
     return possible_backends(model)[0]
-
-
-def attend(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Compute attention with the backend of this call, or with `sdpa` if there is none; registered in transformers."""
-    backend: Backend | None = kwargs.pop(NAME, None)
-    if backend is None:
-        out, _ = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
-        return out, None
-    if not kwargs.get("is_causal", getattr(module, "is_causal", True)):
-        raise ModelError(BOTH_WAYS)
-    added = [name for name in OWN_ADDITIONS if kwargs.get(name) is not None]
-    if attention_mask is not None and attention_mask.shape != (1, 1, 1, 1):  # not the one that `run` passed
-        added.append("a mask of its own")
-    if added:
-        raise ModelError(
-            f"its attention uses {', '.join(added)}, which acgpt's would leave out. Use a model with plain softmax "
-            "attention in every layer."
-        )
-    if dropout and not isinstance(backend, Dense):  # others would ignore it
-        raise ModelError("this backend has no dropout of attention weights: use the dense one, or no dropout there.")
-    if not torch.compiler.is_compiling():  # a counter would make torch.compile recompile each layer
-        backend.calls += 1
-    return backend(query, key, value, scaling, dropout), None
-
-
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, sdpa_mask)  # for calls without a backend
-
-
-def run(
-    model: PreTrainedModel,
-    ids: Tensor,
-    positions: Tensor,
-    backend: Backend,
-    keep: Tensor | int,
-    cache: Any = None,
-    target_positions: Tensor | None = None,
-    *,
-    hidden: bool = False,
-) -> Tensor:
-    """Run one forward pass of the model under `backend` and return the logits at the slots `keep`.
-
-    Threads that share the model take turns.
-
-    Args:
-        model: A causal language model that `check_model` has accepted.
-        ids: (rows, slots) token ids.
-        positions: (rows, slots) position ids.
-        backend: Attention under the layout's mask.
-        keep: Slots to return logits for, or the number of last slots. The vocabulary projection runs on these only.
-        cache: Keys and values of earlier calls, or a `Recorder` of this call's.
-        target_positions: (rows, slots) the position that each slot predicts, for networks that take it as an input
-            (`sigma_network`).
-        hidden: Return the last hidden states instead of logits.
-
-    Returns:
-        (rows, kept slots, vocabulary) logits, or (rows, kept slots, width) hidden states.
-
-    Raises:
-        ModelError: Not every layer called the backend exactly once.
-    """
-    backend.calls = 0
-    with turn(model):
-        inputs: dict[str, Any] = {
-            "input_ids": ids,
-            "position_ids": positions,
-            "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # passed through, not read
-            "past_key_values": cache,
-            "use_cache": cache is not None,
-            NAME: backend,
-        }
-        if target_positions is not None:
-            inputs["target_positions"] = target_positions
-        if hidden:
-            logits: Tensor = model.base_model(**inputs).last_hidden_state[:, keep]
-        else:
-            logits = model(**inputs, logits_to_keep=keep).logits
-    layers = model.config.get_text_config().num_hidden_layers
-    if backend.calls != layers and not (model.config._attn_implementation == NAME and is_compiled(model)):
-        raise ModelError(miscount(model, backend.calls, layers))
-    count = keep if isinstance(keep, int) else len(keep)
-    if logits.shape[1] != count:  # an architecture that ignores `logits_to_keep`
-        logits = logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
-    return logits
-
-
-def miscount(model: PreTrainedModel, calls: int, layers: int) -> str:
-    """Return an error message for a model whose number of attention calls is not its number of layers."""
-    if (now := model.config.get_text_config()._attn_implementation) != NAME:
-        return (
-            f"{type(model).__name__} used acgpt's attention in {calls} of its {layers} layers: its attention "
-            f"implementation is now {now!r}. Set it to {NAME!r} again."
-        )
-    if not calls:
-        return OWN_ATTENTION
-    return (
-        f"it calls attention {calls} times for its {layers} layers, which is not one softmax attention a layer. Use a "
-        "model in which every layer has full attention."
-    )
-
-
-def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """Return the repeated blocks of a network, as its class names them in `_no_split_modules`."""
-    names = set(model._no_split_modules or ())
-    return [module for module in modules_of(model) if type(module).__name__ in names]
-
-
-class Watch:
-    """A forward pre-hook that changes nothing; it may end a pass with an error. Decoding steps may leave it out.
-
-    Args:
-        look: Called before the module.
-    """
-
-    def __init__(self, look: Callable[[], object]) -> None:
-        self.look = look
-
-    def __call__(self, *_: object) -> None:
-        """Look."""
-        self.look()
-
-
-def is_hooked(model: PreTrainedModel) -> bool:
-    """Return whether a module has hooks that may change what it computes."""
-    return any(not isinstance(hook, Watch) for hook in hooks_of(model))
-
-
-def compile_blocks(model: PreTrainedModel) -> None:
-    """Compile a model's blocks with torch.compile; they are alike, so one compilation serves all of them."""
-    if not (blocks := blocks_of(model)):
-        raise ModelError(f"{type(model).__name__} does not say which blocks it consists of, so it cannot be compiled.")
-    with turn(model):
-        for block in blocks:
-            block.compile()
-
-
-def is_compiled(model: PreTrainedModel) -> bool:
-    """Return whether `compile_blocks` was applied; the layers then do not count their calls."""
-    blocks = blocks_of(model)
-    return bool(blocks) and all(block._compiled_call_impl is not None for block in blocks)
-
-
-def check_model(model: PreTrainedModel) -> None:
-    """Check that a model's answers will be exact, and set its attention implementation to `acgpt`.
-
-    The check reads the configuration, then runs the model on a few tokens: six passes of at most two dozen tokens. It
-    does not depend on the size of the weights.
-
-    Raises:
-        ModelError: The answers would not be exact; the message gives the reason.
-    """
-    name = type(model).__name__
-    if reason := objection(model):
-        raise ModelError(f"{name} {reason}")
-    with turn(model), process_lock():
-        own_attention = model.config._attn_implementation
-        try:
-            eager = torch.compiler.set_stance("force_eager")  # a compiled network would be recompiled for each pass
-            with torch.no_grad(), evaluating(model), matrix_products("highest"), eager:
-                try_out(model)
-        except Exception as error:  # a network of another kind may raise anything
-            model.set_attn_implementation(own_attention)
-            if isinstance(error, ModelError):
-                reason = str(error)
-            elif not model._supports_attention_backend:
-                reason = OWN_ATTENTION
-            else:
-                reason = f"its code fails with it ({type(error).__name__}: {error})."
-            raise ModelError(f"{name} cannot use acgpt's attention: {reason}") from error
-
-
-def accept(model: PreTrainedModel) -> None:
-    """Set the attention implementation of a model that `check_model` has accepted before, with the same libraries."""
-    with turn(model):
-        model.set_attn_implementation(NAME)
-
-
-@contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Switch off dropout inside the context; afterwards restore the mode of every module.
-
-    If several threads evaluate a model at once, the last one to exit restores the modes.
-    """
-    with turn(model) as shared:
-        shared.evaluating += 1
-        training = [module for module in modules_of(model) if module.training]
-        shared.training += training
-        if training:  # a server comes here for every step, and `eval` would visit all modules again
-            model.eval()
-    try:
-        yield
-    finally:
-        with turn(model):
-            shared.evaluating -= 1
-            if not shared.evaluating:
-                for module in shared.training:
-                    module.training = True
-                shared.training.clear()
-
-
-@contextmanager
-def matrix_products(precision: str) -> Iterator[None]:
-    """Set the precision of fp32 matrix products on a GPU: "highest" is fp32, "high" is TF32, several times as fast."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-class Trace:
-    """A backend that records the inputs of each layer's attention, then calls another backend."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.calls = 0
-        self.backend = backend
-        self.states: list[Tensor] = []  # queries, keys and values of each layer: (slots, numbers)
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float = 0.0) -> Tensor:
-        # A decoding step gets the keys of all slots so far; its own come last.
-        self.states += [x[0, :, -q.shape[2] :].transpose(0, 1).flatten(1) for x in (q, k, v)]
-        return self.backend(q, k, v, scale, dropout)
-
-
-def try_out(model: PreTrainedModel) -> None:
-    """Run the model on a few tokens to check what the layout relies on; set its attention to `acgpt`.
-
-    * With nothing given, the logits are those of the unmodified model.
-    * Copies are a set: in another order, with the same positions, they give the same result.
-    * A decoding step continues a pass.
-    * The number of a slot does not matter: it grows with the batch, not with the text.
-
-    Differences are relative. The inputs of each layer's attention are compared as well as the logits, so that small
-    weights cannot hide a difference.
-
-    Raises:
-        ModelError: One of these does not hold.
-    """
-    config = model.config.get_text_config()
-    try:
-        head_width(config)
-    except Exception as unknown:
-        raise ModelError(
-            "its configuration names no width that all attention heads have. Use a model that has one, such as Llama, "
-            "Qwen3 or GPT-NeoX."
-        ) from unknown
-    text = torch.arange(min(8, getattr(config, "max_position_embeddings", None) or 8), device=model.device)
-    ids = text * 7919 % config.vocab_size  # by position
-    plain = plain_logits(model, ids)
-    own_attention = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
-    if config._attn_implementation != NAME:
-        raise ModelError(OWN_ATTENTION)
-    tolerance = tolerance_of(model)
-
-    def states(positions: Tensor, backend: Backend, cache: Cache | None = None) -> list[Tensor]:
-        """Return the logits and the inputs of each layer's attention, each (slots, numbers)."""
-        trace = Trace(backend)
-        logits = run(model, ids[positions][None], positions[None], trace, len(positions), cache)[0]
-        return [logits, *trace.states]
-
-    alone = states(text, Dense(laid_out([text[:0]], text)))
-    if not (error := relative_difference(alone[:1], [plain])) <= tolerance:
-        raise ModelError(disagreement(model, ids, plain, own_attention, error))
-
-    copies = text[1::2]
-    orders = laid_out([copies, copies.flip(0)], text)
-    both = states(orders.positions, Dense(orders))
-    packed, _ = orders.rectangle()
-    first, second = (upload(slots, model.device) for slots in packed)
-    second = torch.cat([second[: len(copies)].flip(0), second[len(copies) :]])
-    given = [x[first] for x in both]
-    if not (error := relative_difference([x[second] for x in both], given)) <= tolerance:
-        raise ModelError(
-            f"it depends on the order of copies, not only on their positions (relative difference {error:.2g}). Use a "
-            "model that takes every position from position_ids."
-        )
-
-    positions, slots = orders.positions[first], torch.arange(len(first), device=model.device)
-    near, far, known = Recorder(), Recorder(length=FAR), laid_out([copies], text[:-2])
-    try:
-        prefill = states(positions[:-2], Dense(known), near)
-        step = states(positions[-2:], Cached(slots[None, -2:], len(slots), alone[-1].dtype), near)
-    except Exception as own_cache:
-        raise ModelError(
-            "it takes no key-value cache but its own, so nothing could be sampled from it. Use a model that takes "
-            "one, such as Llama, Qwen3 or GPT-NeoX."
-        ) from own_cache
-    decoded = [torch.cat(pair) for pair in zip(prefill, step, strict=True)]
-    if not (error := relative_difference(decoded, given)) <= tolerance:
-        raise ModelError(
-            f"a decoding step does not continue a pass (relative difference {error:.2g}): its layers keep more than "
-            "keys and values. Use a model in which every layer has full attention."
-        )
-    if not (error := relative_difference(states(positions[:-2], Dense(known), far), prefill)) <= tolerance:
-        raise ModelError(
-            f"it depends on the number of a slot, not only on its position (relative difference {error:.2g} after "
-            f"{FAR:,} slots). Use a model that takes every position from position_ids."
-        )
-
-
-def laid_out(copies: Sequence[Tensor], text: Tensor) -> Layout:
-    """Lay out one text once for each of several sequences of copies; the token ids are the positions."""
-    positions = torch.cat([*copies, *[text] * len(copies)])
-    counts, texts = tuple(map(len, copies)), (len(text),) * len(copies)
-    rows = torch.arange(sum(counts), len(positions), device=text.device)
-    return Layout(positions, positions, counts, texts, rows, positions[rows], texts)
-
-
-def disagreement(model: PreTrainedModel, ids: Tensor, plain: Tensor, own_attention: str, error: float) -> str:
-    """Return an error message for a model whose logits differ under acgpt's attention with nothing given."""
-    model.set_attn_implementation(own_attention)
-    tolerance, positions = tolerance_of(model), torch.arange(len(ids), device=ids.device)
-    if not relative_difference([plain_logits(model, ids, position_ids=positions[None])], [plain]) <= tolerance:
-        return (
-            "it does not number positions 0, 1, 2, … (RoBERTa begins after its padding token). Use a model that does, "
-            "such as Llama, Qwen3 or GPT-NeoX."
-        )
-    changed = plain_logits(model, torch.cat([ids[:-1], ids[:1]]))
-    if not relative_difference([changed[:-1]], [plain[:-1]]) <= tolerance:
-        return BOTH_WAYS
-    return (
-        f"with nothing given its logits differ from those of its own attention (relative difference {error:.2g}): that "
-        "does more than plain softmax attention. Use another model."
-    )

@@ -32,9 +32,10 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from acgpt.engine.architecture import relative_difference
-from acgpt.engine.attention import Backend, Cached, is_compiled, is_hooked, run
+from acgpt.engine.attention import Backend, Cached
 from acgpt.engine.decode import Rows
-from acgpt.engine.modules import parameters_of
+from acgpt.engine.forward import run
+from acgpt.engine.modules import is_compiled, is_hooked, parameters_of
 from acgpt.engine.peft import adapter_layers, adapter_scales, adapters_at_work
 from acgpt.engine.small_weights import Int4, Int8, LowRank, Product, available, is_faster
 
@@ -116,7 +117,7 @@ class LlamaStep:
         self.heads = model.config.num_attention_heads, model.config.num_key_value_heads
 
     def __call__(self, ids: Tensor, positions: Tensor, backend: Backend, keep: int, cache: Rows) -> Tensor:
-        """Return the (rows, keep, V) logits at the last slots, as `attention.run` does."""
+        """Return the (rows, keep, V) logits at the last slots, as `forward.run` does."""
         rows, slots = ids.shape
         n, (query_heads, key_heads), width = rows * slots, self.heads, self.width
         states = self.embedding(ids).flatten(0, 1)  # (n, width of the network)

@@ -33,24 +33,14 @@ from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from acgpt.engine.architecture import relative_difference, tolerance_of
-from acgpt.engine.attention import (
-    BACKENDS,
-    NAME,
-    Backend,
-    Ragged,
-    Recorder,
-    can_decode_ragged,
-    head_width,
-    is_compiled,
-    is_hooked,
-    run,
-)
+from acgpt.engine.attention import BACKENDS, Backend, Ragged, can_decode_ragged, head_width
 from acgpt.engine.cpu_step import active_names, bare, can_join, version
 from acgpt.engine.decode import Rows
+from acgpt.engine.forward import NAME, Recorder, run
 from acgpt.engine.kernels import step as kernels
 from acgpt.engine.layout import build as lay_out
 from acgpt.engine.locks import turn
-from acgpt.engine.modules import parameters_of, unchanged
+from acgpt.engine.modules import is_compiled, is_hooked, parameters_of, unchanged
 from acgpt.engine.peft import adapter_layers, adapter_scales, adapters_at_work
 from acgpt.query.query import Query
 
@@ -225,7 +215,7 @@ class PackedRow:
 
 
 def states_of(memory: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return the keys and values of each layer in what `CudaStep.memory` returned, as in `attention.Recorder`."""
+    """Return the keys and values of each layer in what `CudaStep.memory` returned, as in `forward.Recorder`."""
     return [(keys.transpose(1, 2), values.transpose(1, 2)) for keys, values in memory]
 
 
@@ -274,7 +264,7 @@ class CudaStep:
         cache: Rows,
         target_positions: Tensor | None = None,
     ) -> Tensor:
-        """Return the (rows, keep, V) logits at the last slots, as `attention.run` does."""
+        """Return the (rows, keep, V) logits at the last slots, as `forward.run` does."""
         rows, slots = ids.shape
         stream, *branches = self.residuals(ids, positions, backend, cache, target_positions)
         kept = (x.unflatten(0, (rows, slots))[:, slots - keep :] for x in (stream, *branches))
@@ -285,7 +275,7 @@ class CudaStep:
     def packed(
         self, ids: Tensor, positions: Tensor, backend: Backend, keep: Tensor, *, hidden: bool = False, kept: bool = True
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Run a packed batch, as `attention.run` does.
+        """Run a packed batch, as `forward.run` does.
 
         Args:
             ids: (1, N) token ids.

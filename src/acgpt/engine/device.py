@@ -1,8 +1,9 @@
-"""Devices and dtypes by name; the meaning of "auto". Capturing the work of a GPU."""
+"""Devices and dtypes by name; the meaning of "auto". The precision of a GPU's products, and capturing its work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
@@ -67,3 +68,14 @@ def capture(work: Callable[[], Result], device: torch.device, pool: Any) -> tupl
         torch.cuda.set_stream(stream)  # torch leaves its own behind if the capture cannot be ended
         raise
     return graph, result
+
+
+@contextmanager
+def matrix_products(precision: str) -> Iterator[None]:
+    """Set the precision of fp32 matrix products on a GPU: "highest" is fp32, "high" is TF32, several times as fast."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from acgpt.engine.attention import evaluating
 from acgpt.engine.kernels import log_probs
 from acgpt.engine.locks import process_lock, turn
+from acgpt.engine.modules import evaluating
 
 MANY = 1024  # predictions; for fewer, compiling a kernel does not pay off
 HUGE = 1000.0  # a logit that a cap would change

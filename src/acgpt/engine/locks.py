@@ -4,7 +4,7 @@ A call switches the adapters and modes of its network, so two simultaneous calls
 turns instead:
 
     a call of `LanguageModel`                       holds the lock from the switch to the answer
-    a pass of `attention.run`, a step of decoding   holds it while it runs
+    a pass of `forward.run`, a step of decoding   holds it while it runs
 
 The lock belongs to the network, not to its wrapper: two `LanguageModel`s around one network share it. It is re-entrant.
 It is not held while a generator waits for its consumer, who may make another call or never resume the generator.
@@ -32,7 +32,7 @@ class Turn:
 
     Args:
         lock: Held by the thread that uses the network.
-        evaluating: Number of callers inside `attention.evaluating`.
+        evaluating: Number of callers inside `modules.evaluating`.
         training: Modules that were in training mode before.
         resting: State of the adapters that a switch will restore, see `peft.Switch`; `None` outside of a switch.
         switches: Incremented at each switch and each return; readers without the lock retry if it changed.

@@ -1,18 +1,22 @@
-"""The modules of a network, listed fast: a server needs them for every pass, and torch takes milliseconds.
+"""The modules of a network: their parameters, hooks, blocks and modes.
 
-The list of a network is kept, with the children of each module. It is made again when any of them differ. A call that
-asks several times compares them once: see `unchanged`.
+A server needs their list for every pass, and torch takes milliseconds to make it. It is kept, with the children of each
+module, and made again when any of them differ. A call that asks several times compares them once: see `unchanged`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.nn import Module, Parameter
+from transformers import PreTrainedModel
+
+from acgpt.engine.locks import turn
+from acgpt.errors import ModelError
 
 Children = dict[str, Any]  # of a module, by name: `Module._modules`
 
@@ -97,3 +101,67 @@ def parameters_of(model: Module) -> list[Parameter]:
     """Return all parameters, each once, as `Module.parameters` does."""
     weights = [weight for table in listed(model).parameters if table for weight in table.values()]
     return list({id(weight): weight for weight in weights if weight is not None}.values())
+
+
+def blocks_of(model: PreTrainedModel) -> list[Module]:
+    """Return the repeated blocks of a network, as its class names them in `_no_split_modules`."""
+    names = set(model._no_split_modules or ())
+    return [module for module in modules_of(model) if type(module).__name__ in names]
+
+
+class Watch:
+    """A forward pre-hook that changes nothing; it may end a pass with an error. Decoding steps may leave it out.
+
+    Args:
+        look: Called before the module.
+    """
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self.look = look
+
+    def __call__(self, *_: object) -> None:
+        """Call the function, which may raise."""
+        self.look()
+
+
+def is_hooked(model: PreTrainedModel) -> bool:
+    """Return whether a module has hooks that may change what it computes."""
+    return any(not isinstance(hook, Watch) for hook in hooks_of(model))
+
+
+def compile_blocks(model: PreTrainedModel) -> None:
+    """Compile a model's blocks with torch.compile; they are alike, so one compilation serves all of them."""
+    if not (blocks := blocks_of(model)):
+        raise ModelError(f"{type(model).__name__} does not say which blocks it consists of, so it cannot be compiled.")
+    with turn(model):
+        for block in blocks:
+            block.compile()
+
+
+def is_compiled(model: PreTrainedModel) -> bool:
+    """Return whether `compile_blocks` was applied; the layers then do not count their calls."""
+    blocks = blocks_of(model)
+    return bool(blocks) and all(block._compiled_call_impl is not None for block in blocks)
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Switch off dropout inside the context; afterwards restore the mode of every module.
+
+    If several threads evaluate a model at once, the last one to exit restores the modes.
+    """
+    with turn(model) as shared:
+        shared.evaluating += 1
+        training = [module for module in modules_of(model) if module.training]
+        shared.training += training
+        if training:  # a server comes here for every step, and `eval` would visit all modules again
+            model.eval()
+    try:
+        yield
+    finally:
+        with turn(model):
+            shared.evaluating -= 1
+            if not shared.evaluating:
+                for module in shared.training:
+                    module.training = True
+                shared.training.clear()

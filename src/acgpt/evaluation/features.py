@@ -23,8 +23,7 @@ from safetensors.numpy import save
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import write_atomically
-from acgpt.engine.attention import matrix_products
-from acgpt.engine.device import choose_device
+from acgpt.engine.device import choose_device, matrix_products
 from acgpt.errors import ModelError
 from acgpt.models.checkpoint import check_finite
 from acgpt.models.language_model import positions_of

@@ -34,9 +34,9 @@ from transformers import PreTrainedTokenizerBase
 from acgpt.common.files import disk_errors, write_atomically, write_json
 from acgpt.common.memory import gc_paused
 from acgpt.common.provenance import date_and_command, versions
-from acgpt.engine.attention import evaluating
 from acgpt.engine.decode import GREEDY, Answer, Sampling
 from acgpt.engine.meter import ignore
+from acgpt.engine.modules import evaluating
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.generations import BLANK, KIND, as_line, check_lines, sha256

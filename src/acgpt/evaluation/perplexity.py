@@ -31,9 +31,9 @@ from safetensors.numpy import save
 from transformers import PreTrainedModel
 
 from acgpt.common.files import finite, write_atomically
-from acgpt.engine.attention import evaluating
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import batches
+from acgpt.engine.modules import evaluating
 from acgpt.errors import InputError
 from acgpt.evaluation import distance
 from acgpt.evaluation.bootstrap import (

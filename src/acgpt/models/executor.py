@@ -19,14 +19,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from acgpt.engine.attention import evaluating
 from acgpt.engine.decode import Drawn, Sampling
 from acgpt.engine.decoding import ActiveRow, Guide
 from acgpt.engine.engine import Engine
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import ignore
-from acgpt.engine.modules import unchanged
+from acgpt.engine.modules import evaluating, unchanged
 from acgpt.engine.peft import Switch
 from acgpt.errors import ModelError
 from acgpt.models.adapters import BARE

@@ -16,7 +16,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import copy_config_permissions
-from acgpt.engine.attention import BACKENDS, accept, check_model, choose_backend, compile_blocks, possible_backends
+from acgpt.engine.architecture import accept, check_model
+from acgpt.engine.attention import BACKENDS, choose_backend, possible_backends
 from acgpt.engine.cpu_step import CpuSteps
 from acgpt.engine.cuda_step import CudaSteps
 from acgpt.engine.decode import prefill_tokens
@@ -26,6 +27,7 @@ from acgpt.engine.length_head import FILE as HEAD_FILE
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
 from acgpt.engine.meter import ignore
+from acgpt.engine.modules import compile_blocks
 from acgpt.engine.peft import trains_biases
 from acgpt.errors import InputError, ModelError
 from acgpt.methods import METHODS, Method

@@ -33,8 +33,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from acgpt.engine.attention import Watch, blocks_of
 from acgpt.engine.decoding import ActiveRow
+from acgpt.engine.modules import Watch, blocks_of
 from acgpt.engine.prefixes import Prefixes
 from acgpt.errors import QueryError
 from acgpt.models.executor import Executor, LengthRequest, Request, Rows, Samples, Scores, Search, Top

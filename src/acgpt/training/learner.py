@@ -20,12 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 
-from acgpt.engine.attention import NAME, Dense, Fused, Varlen, blocks_of, head_width
+from acgpt.engine.attention import Dense, Fused, Varlen, head_width
+from acgpt.engine.forward import NAME
 from acgpt.engine.head import has_plain_head
 from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels.loss import linear_cross_entropy
 from acgpt.engine.layout import IGNORED
 from acgpt.engine.length_head import LengthHead
+from acgpt.engine.modules import blocks_of
 from acgpt.engine.peft import join_products
 from acgpt.engine.score import forbid
 from acgpt.training.batches import Batch
@@ -106,7 +108,7 @@ class Learner(nn.Module):
     """A causal language model and its loss on a packed batch.
 
     Args:
-        model: A model that `attention.check_model` accepts.
+        model: A model that `architecture.check_model` accepts.
         backend: "varlen" or "fused" (CUDA, half precision), or "dense".
         compiled: Compile the step with torch.compile; all batches must then have one shape. The blocks of a deep
             network share one graph, which compiles in seconds; a graph of the whole network would take minutes.
@@ -170,7 +172,7 @@ class Learner(nn.Module):
         inputs: dict[str, Any] = {
             "inputs_embeds": embedded,
             "position_ids": batch.positions[None],
-            "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # see `attention.run`
+            "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # see `forward.run`
             "use_cache": False,
             NAME: backend,
         }

@@ -24,7 +24,8 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import copy_config_permissions
 from acgpt.engine import peft
-from acgpt.engine.attention import check_model, head_width
+from acgpt.engine.architecture import check_model
+from acgpt.engine.attention import head_width
 from acgpt.engine.length_head import FILE as HEAD_FILE
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.peft import add_lora

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from acgpt.engine.attention import matrix_products
+from acgpt.engine.device import matrix_products
 from acgpt.engine.engine import Engine
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationDataset
