@@ -262,6 +262,6 @@ def test_the_embedded_model_has_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert resolve("default", None) == resolve(None, None)
     (tmp_path / "default").mkdir()  # a folder of that name goes first
-    assert resolve("default", None) == ("default", None)
+    assert resolve("default", None) == ("default", {})
     (tmp_path / "default" / "adapter_config.json").write_text("{}")
     assert adapter_source("default") == "default"

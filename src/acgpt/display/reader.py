@@ -12,7 +12,7 @@ from acgpt.display.show import query_of
 from acgpt.errors import InputError
 from acgpt.methods import METHODS
 from acgpt.models.adapters import BARE, Adapter, metadata_by_name
-from acgpt.models.loading import default_bos, from_pretrained, metadata_of, read_metadata, resolve_all, routed
+from acgpt.models.loading import default_bos, from_pretrained, read_metadata, resolve, routed
 from acgpt.models.metadata import choose_bos, model_method
 from acgpt.models.router import route
 
@@ -47,11 +47,11 @@ def choose_reader(
     Returns:
         The reader, the JSON field of the adapter that would answer (empty if none), and whether copies are shown.
     """
-    source, folders = resolve_all(model, adapters)
+    source, folders = resolve(model, adapters)
     tokenizer = from_pretrained(AutoTokenizer, source)
     config = None if source.endswith(".gguf") else from_pretrained(AutoConfig, source)
     metadata = {name: read_metadata(folder) for name, folder in folders.items()}
-    own = metadata_by_name(metadata, tuple(folders), metadata_of(source, config))
+    own = metadata_by_name(metadata, tuple(folders), read_metadata(source, config))
     first = own[next(iter(folders), BARE)]  # adapters share tokenizer and BOS
     if not (method := model_method(first)).drawable:
         drawable = " and ".join(name for name, other in METHODS.items() if other.drawable)

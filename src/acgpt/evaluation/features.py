@@ -53,8 +53,8 @@ class Featurizer:
     @staticmethod
     def source(name: str) -> str:
         """Resolve a name to a folder, a hub id or a .gguf file; refuse an adapter."""
-        source, adapter = resolve(name, False if is_default(name) else None)
-        if adapter is not None:
+        source, adapters = resolve(name, False if is_default(name) else None)
+        if adapters:
             raise ModelError(f"{name} is an adapter, but features need a whole model: make one with acgpt merge.")
         return source
 

@@ -109,54 +109,40 @@ def load(
     """
     with process_lock():
         target = choose_device(device)
-        model = None if is_default(model) else model
-        source, adapters = resolve_all(model, adapter)
-        quantised = model is None or source.endswith(".gguf")
-        weights_dtype = choose_dtype(dtype, target, quantised)
-        if model is not None or source.endswith(".gguf"):
-            checks, verified = None, False
+        source, adapters = resolve(model, adapter)
+        packed = source.endswith(".gguf")
+        weights_dtype = choose_dtype(dtype, target, packed or is_default(model))
+        checks, verified = None, False
+        if packed or not is_default(model):
             network, tokenizer = load_base(source, weights_dtype)
         else:
-            checks = embedded_checks(Path(source), adapters, target, weights_dtype)
+            if not adapters or is_embedded(adapters):
+                checks = Checks.of(Path(source), DEFAULT_ADAPTER if adapters else None, target, weights_dtype)
             network, tokenizer, verified = load_embedded(Path(source), weights_dtype, checks)
         metadata = {name: read_metadata(folder) for name, folder in adapters.items()}
-        metadata[BARE] = metadata_of(source, network.config)
+        metadata[BARE] = read_metadata(source, network.config)
         if adapters:
             network = add_adapters(network, adapters, metadata, verified=verified)
-        if bos is None and not any(entry and entry.bos_token_id is not None for entry in metadata.values()):
-            bos = default_bos(model, None)
-        heads = {
-            name: head
-            for name, folder in {BARE: source, **adapters}.items()
-            if (entry := metadata[name]) is not None and (head := read_length_head(folder, entry, network)) is not None
-        }
+        folders = {BARE: source, **adapters}
+        heads = {name: read_length_head(folder, metadata[name], network) for name, folder in folders.items()}
         network = network.to(target).eval()
         if not verified:
-            check_finite(" + ".join([source, *adapters.values()]), network)
+            check_finite(" + ".join(folders.values()), network)
         lm = LanguageModel(
             network,
             tokenizer,
             metadata=metadata,
-            bos=bos,
+            bos=default_bos(model, *metadata.values()) if bos is None else bos,
             mask=mask,
             attention=attention,
             router=True if router is None and routed(adapters) else router,
-            length_head=heads,
+            length_head={name: head for name, head in heads.items() if head is not None},
             verified=verified,
             small_weights=dtype == "auto",
         )
         if checks is not None and not verified:
             checks.write()
         return lm
-
-
-def embedded_checks(
-    folder: Path, adapters: Mapping[str, str], device: torch.device, dtype: torch.dtype | str
-) -> Checks | None:
-    """Return the checks of the embedded model that may be left out; `None` if it has another adapter than its own."""
-    if adapters and not is_embedded(adapters):
-        return None
-    return Checks.of(folder, DEFAULT_ADAPTER if adapters else None, device, dtype)
 
 
 def load_embedded(
@@ -190,37 +176,30 @@ def routed(adapters: Mapping[str, str]) -> bool:
     return len(adapters) > 1 or is_embedded(adapters)
 
 
-def resolve_all(
+def resolve(
     model: Source | None, adapter: Source | Mapping[str, Source] | Literal[False] | None
 ) -> tuple[str, dict[str, str]]:
-    """Return the folder, hub id or file of the base model, and those of the adapters by name.
-
-    An adapter that was passed without a name is called "default".
-    """
-    if not isinstance(adapter, Mapping):
-        source, folder = resolve(model, adapter)
-        return source, {} if folder is None else {DEFAULT: folder}
-    if not adapter:
-        raise InputError("adapter is an empty mapping: name at least one adapter, or leave it out.")
-    for name in adapter:
-        check_name(name)
-    folders = {name: adapter_source(folder) for name, folder in adapter.items()}
-    return resolve(model, next(iter(folders.values())))[0], folders
-
-
-def resolve(model: Source | None, adapter: Source | Literal[False] | None) -> tuple[str, str | None]:
-    """Return the folder, hub id or file of the base model, and that of its adapter, if any.
+    """Return the folder, hub id or file of the base model, and those of its adapters by name.
 
     Args:
         model: The base model, or the folder of an adapter, which names its base. Default: the embedded model.
-        adapter: The adapter; `False` for none. Default: the embedded model's, if that is loaded.
+        adapter: As in `load`. An adapter that has no name is called "default".
     """
+    if adapter is None or adapter is False:
+        adapters: Mapping[str, Source] = {}
+    elif not isinstance(adapter, Mapping):
+        adapters = {DEFAULT: adapter}
+    elif not (adapters := adapter):
+        raise InputError("adapter is an empty mapping: name at least one adapter, or leave it out.")
+    for name in adapters:
+        check_name(name)
+    folders = {name: adapter_source(folder) for name, folder in adapters.items()}
     source = path_text("model", embedded_default() if is_default(model) else model)
     if adapter is None and (Path(source) / ADAPTER_CONFIG).is_file():
-        return base_of_adapter(Path(source)), source
+        return base_of_adapter(Path(source)), {DEFAULT: source}
     if adapter is None and is_default(model):
-        return source, str(DEFAULT_ADAPTER)
-    return source, None if adapter is None or adapter is False else adapter_source(adapter)
+        return source, {DEFAULT: str(DEFAULT_ADAPTER)}
+    return source, folders
 
 
 def adapter_source(adapter: Source) -> str:
@@ -240,12 +219,13 @@ def adapter_source(adapter: Source) -> str:
     return folder
 
 
-def default_bos(model: object, metadata: Metadata | None) -> str | None:
+def default_bos(model: object, *metadata: Metadata | None) -> str | None:
     """Return the BOS token of the embedded model, which its tokenizer does not set.
 
-    `None` for other models, and if the metadata name a BOS token.
+    `None` for other models, and if any of the metadata name a BOS token.
     """
-    return DEFAULT_BOS if is_default(model) and (metadata is None or metadata.bos_token_id is None) else None
+    named = any(entry is not None and entry.bos_token_id is not None for entry in metadata)
+    return DEFAULT_BOS if is_default(model) and not named else None
 
 
 def is_default(model: object) -> bool:
@@ -382,23 +362,27 @@ def refuse_run(folder: Path) -> None:
         raise ModelError(f"{folder} is the folder of a training run that has no checkpoint yet: wait for one.")
 
 
-def read_metadata(source: str | Path) -> Metadata | None:
-    """Read the `acgpt.json` of a folder or hub id; `None` if it has none. A full model may have metadata in its config.
+def read_metadata(source: str | Path, config: PreTrainedConfig | None = None) -> Metadata | None:
+    """Return the metadata of a model or adapter, from its `acgpt.json`; `None` if there are none.
 
-    See `metadata_of`.
+    Args:
+        source: Folder, hub id or file of the model or adapter.
+        config: The model's config, which holds the metadata where there is no `acgpt.json`.
     """
-    if Path(source).exists():
-        return Metadata.read(source)
-    try:
-        check_hub(str(source), FILE)
-        return Metadata.read(Path(hf_hub_download(str(source), FILE)).parent)
-    except (EntryNotFoundError, OSError):  # not in the repository; or offline and not cached
-        return None
-    except ValueError as error:
-        raise ModelError(f"{source} is neither a folder nor the name of a repository: {error}") from error
+    path: Path | None = Path(source)
+    if not Path(source).exists():
+        try:
+            check_hub(str(source), FILE)
+            path = Path(hf_hub_download(str(source), FILE)).parent
+        except (EntryNotFoundError, OSError):  # not in the repository; or offline and not cached
+            path = None
+        except ValueError as error:
+            raise ModelError(f"{source} is neither a folder nor the name of a repository: {error}") from error
+    own = None if path is None else Metadata.read(path)
+    return Metadata.of(config) if own is None and config is not None else own
 
 
-def read_length_head(source: str, metadata: Metadata, network: Any) -> LengthHead | None:
+def read_length_head(source: str, metadata: Metadata | None, network: Any) -> LengthHead | None:
     """Read the head for lengths of gaps that the metadata of a model or adapter name; `None` if they name none.
 
     Tools that copy only the files they know leave it behind. If they leave `acgpt.json` behind too, the model is loaded
@@ -412,7 +396,7 @@ def read_length_head(source: str, metadata: Metadata, network: Any) -> LengthHea
     Raises:
         ModelError: The file is missing or damaged, or does not fit the model.
     """
-    if metadata.lengths is None:
+    if metadata is None or metadata.lengths is None:
         return None
     name, distance = metadata.lengths["file"], metadata.lengths["distance"]
     path = fetch(source, name)
@@ -422,16 +406,6 @@ def read_length_head(source: str, metadata: Metadata, network: Any) -> LengthHea
     if path is None:
         raise ModelError(f"cannot load {source}: its {FILE} names {name}, which is missing. Copy it there too.")
     return LengthHead.read(path, network.get_output_embeddings().weight.shape[1], distance)
-
-
-def metadata_of(source: str, config: PreTrainedConfig | None) -> Metadata | None:
-    """Return the metadata of a model, from its `acgpt.json` or else its config; `None` if there are none.
-
-    Args:
-        source: Folder, hub id or file of the model.
-        config: The model's config.
-    """
-    return read_metadata(source) or (None if config is None else Metadata.of(config))
 
 
 def base_of_adapter(adapter: Path) -> str:
@@ -504,16 +478,6 @@ def add_adapters(
     return adapted
 
 
-def without_cache(gguf: Path, error: Exception) -> Path:
-    """Return the GGUF file itself, and warn that loading will be slow every time."""
-    warnings.warn(
-        f"the embedded model cannot be cached ({error}), so it is converted at every start, which takes half a "
-        "minute. Set ACGPT_CACHE to a folder with 540 MB of free space.",
-        stacklevel=2,
-    )
-    return gguf
-
-
 def cache_folder() -> Path:
     """Return the folder for files that can be made again: `$ACGPT_CACHE`, by default `~/.cache/acgpt`."""
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "acgpt"
@@ -525,11 +489,14 @@ def discard(folder: Path, inode: int) -> None:
 
     It is renamed first, so that no process finds a folder that is half removed.
     """
-    with contextlib.suppress(OSError):
-        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".converting-"))
+    with contextlib.suppress(OSError), temporary_folder(folder.parent) as aside:
         if folder.stat().st_ino == inode:
-            folder.rename(aside / folder.name)
-        shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(Path(aside) / folder.name)
+
+
+def temporary_folder(cache: Path) -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder in the cache, which is removed when its context ends, unless it was renamed."""
+    return tempfile.TemporaryDirectory(dir=cache, prefix=".converting-", ignore_cleanup_errors=True)
 
 
 def embedded_default() -> Path:
@@ -540,10 +507,9 @@ def embedded_default() -> Path:
     """
     package = importlib.util.find_spec(DEFAULT_PACKAGE)
     folders = list(package.submodule_search_locations or []) if package else []
-    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
-    if not files:
+    gguf = next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+    if gguf is None:
         raise ModelError(f"the embedded default model is not installed. Install it with: {DEFAULT_INSTALL}")
-    gguf = files[0]
     cache = cache_folder()
     converted = cache / f"{gguf.stem}-{installed(DEFAULT_PACKAGE)}-{gguf.stat().st_size}"
     if os.access(converted / "config.json", os.R_OK):
@@ -553,20 +519,20 @@ def embedded_default() -> Path:
         for leftover in cache.glob(".converting-*"):  # of a process that was killed
             if time.time() - leftover.stat().st_mtime > 3600:
                 shutil.rmtree(leftover, ignore_errors=True)
-        temporary = Path(tempfile.mkdtemp(dir=cache, prefix=".converting-"))
-    except OSError as error:
-        return without_cache(gguf, error)
-    try:
-        network, tokenizer = load_base(gguf, torch.float32)
-        network.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        for written in temporary.iterdir():
-            written.chmod(0o644)  # others may share the cache
-        temporary.chmod(0o755)
-        temporary.rename(converted)  # atomic: no reader sees a partial folder
+        with temporary_folder(cache) as name:
+            temporary = Path(name)
+            for part in load_base(gguf, torch.float32):
+                part.save_pretrained(temporary)
+            for written in temporary.iterdir():
+                written.chmod(0o644)  # others may share the cache
+            temporary.chmod(0o755)
+            temporary.rename(converted)  # atomic: no reader sees a partial folder
     except (OSError, SafetensorError) as error:
-        if not converted.is_dir():  # a full disk; otherwise another process was faster
-            return without_cache(gguf, error)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if not converted.is_dir():  # otherwise another process was faster
+            warnings.warn(
+                f"the embedded model cannot be cached ({error}), so it is converted at every start, which takes half a "
+                "minute. Set ACGPT_CACHE to a folder with 540 MB of free space.",
+                stacklevel=2,
+            )
+            return gguf
     return converted

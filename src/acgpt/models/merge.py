@@ -26,7 +26,6 @@ from acgpt.models.loading import (
     default_bos,
     is_default,
     load_base,
-    metadata_of,
     read_length_head,
     read_metadata,
     resolve,
@@ -63,24 +62,24 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **ke
     base = None if is_default(base) else str(base)
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already, and nothing is overwritten: name another folder with `output`.")
-    source, adapter_folder = resolve(base, adapter)
-    assert adapter_folder is not None
+    source, adapters = resolve(base, adapter)
+    (adapter_folder,) = adapters.values()
     quantised = source.endswith(".gguf")
     output_dtype = torch.float32 if quantised else "auto"
     output_dtype = output_dtype if dtype == "auto" else choose_dtype(dtype, torch.device("cpu"), quantised)
     network, tokenizer = load_base(source, output_dtype)
     output_dtype = network.dtype
     network = network.to(torch.promote_types(output_dtype, torch.float32))
-    own, metadata = read_metadata(adapter_folder), metadata_of(source, network.config)
+    own, metadata = read_metadata(adapter_folder), read_metadata(source, network.config)
     metadata = metadata if own is None else own.over(metadata)
-    adapted = add_adapters(network, {DEFAULT: adapter_folder}, {DEFAULT: own})
+    adapted = add_adapters(network, adapters, {DEFAULT: own})
     check_finite(f"{source} + {adapter_folder}", adapted)
     expected = probe(unwrap(adapted)[0])
     try:
         network = merge_adapter(adapted)
     except ModelError as error:
         raise ModelError(f"the adapter {adapter_folder} cannot be merged: {error}") from error
-    head = None if own is None else read_length_head(adapter_folder, own, network)
+    head = read_length_head(adapter_folder, own, network)
     metadata = None if metadata is None else replace(metadata, base_hash=None)
     lm = LanguageModel(
         network.to(output_dtype), tokenizer, metadata=metadata, bos=default_bos(base, metadata), length_head=head

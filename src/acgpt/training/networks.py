@@ -39,7 +39,7 @@ from acgpt.models.loading import (
     from_pretrained,
     is_default,
     load_base,
-    metadata_of,
+    read_metadata,
     resolve,
 )
 from acgpt.models.metadata import (
@@ -285,8 +285,8 @@ def head_dim(base: str) -> int:
 
 def resolve_base(base: str) -> str:
     """Return the folder, hub id or file of a pretrained model; refuse an adapter."""
-    source, adapter = resolve(base, False if is_default(base) else None)
-    if adapter is not None:
+    source, adapters = resolve(base, False if is_default(base) else None)
+    if adapters:
         raise ModelError(f"base={base} is an adapter: merge it first (acgpt merge), or name its base model.")
     return source
 
@@ -338,7 +338,7 @@ def pretrained(recipe: Recipe, corpus_tokenizer: PreTrainedTokenizerBase, metada
         model.to(plan.local_device)  # before the check below: many CPUs are very slow in bf16
     check_finite(source, model)
     check_model(model)
-    own = metadata_of(source, model.config)
+    own = read_metadata(source, model.config)
     bos, mask_id = choose_bos(default_bos(base, own), own, tokenizer), choose_mask(recipe.mask, own, tokenizer)
     if mask_id is None and method.needs_mask:
         raise InputError(f"method={method.name} needs a MASK token: name one of the tokenizer's with mask=….")
