@@ -398,7 +398,7 @@ def test_files_of_others_in_a_runs_folder_are_left_alone(stopped):
 
 def lose_patience(_):
     """Wait for another run's workers for a moment only."""
-    replace("acgpt.training.run_folder:PATIENCE", lambda old: 3)
+    replace("acgpt.training.run_folder:PATIENCE", lambda old: 0.3)
 
 
 def test_two_runs_never_share_a_folder(corpus, tmp_path):

@@ -6,13 +6,15 @@ import contextlib
 import json
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from acgpt.errors import InputError, OutputError
 
 REMEDY = "Create the folder, free some space, or choose another path."
+LOCK_BESIDE = os.name == "nt"  # lock .NAME.lock beside NAME: Windows cannot open folders or read what is locked
 
 
 @contextlib.contextmanager
@@ -106,21 +108,30 @@ def check_writable(path: Path | None) -> None:
         raise InputError(f"cannot write {path}: {folder} {why}. Choose another path.")
 
 
-def try_lock(file: int | IO[Any]) -> bool:
-    """Lock an open file or folder; return `False` if another process holds the lock.
+@contextlib.contextmanager
+def locked(path: Path, patience: float = 0) -> Iterator[int | None]:
+    """Lock a file, created if needed, or a folder; yield the descriptor, or `None` if another process has the lock.
 
-    The lock is advisory and belongs to the file descriptor: it is released when the descriptor is closed, or when the
-    last process that inherited it ends for any reason. On systems other than Unix there is no lock: returns `True`.
+    The lock is advisory and belongs to the descriptor: it is released when the context ends, or when the last process
+    that inherited the descriptor ends for any reason. On Windows no process inherits it.
+
+    Args:
+        path: Path of the file or folder.
+        patience: Seconds to wait for the lock.
     """
-    if os.name != "posix":
-        return True
-    import fcntl
+    from filelock import lock_descriptor  # most commands need no lock
 
+    if LOCK_BESIDE:
+        path = path.resolve()
+        path = path.parent / f".{path.name}.lock"
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        end = time.monotonic() + patience
+        while not (free := lock_descriptor(descriptor, blocking=False)) and time.monotonic() < end:
+            time.sleep(0.1)
+        yield descriptor if free else None
+    finally:
+        os.close(descriptor)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

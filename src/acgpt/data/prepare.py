@@ -28,7 +28,7 @@ from acgpt.data.corpus import FORMAT_VERSION, JOURNAL, MANIFEST, Corpus
 from acgpt.data.encode import Recipe, encode, in_order
 from acgpt.data.options import PreparationOptions
 from acgpt.data.rows import Bad, Batch
-from acgpt.data.shards import Writer, begin, locked, read_previous
+from acgpt.data.shards import Writer, alone, begin, read_previous
 from acgpt.data.sources import File, HubSplit, Part, resolve
 from acgpt.data.tokenizer import Vocabulary
 from acgpt.errors import InputError
@@ -108,7 +108,7 @@ def prepare(
         "shard_bytes": options.shard_bytes,
         "sources": [part.describe() for part in parts],
     }
-    with disk_errors(folder, RESUMABLE), locked(folder):
+    with disk_errors(folder, RESUMABLE), alone(folder):
         previous = read_previous(folder)
         if previous is not None and not options.overwrite:
             finished = (folder / MANIFEST).exists()

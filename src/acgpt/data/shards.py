@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from acgpt.common.files import try_lock, write_json
+from acgpt.common.files import locked, write_json
 from acgpt.data.corpus import JOURNAL, MANIFEST, Shard, check_shard
 from acgpt.errors import InputError
 
@@ -141,19 +141,13 @@ class Writer:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Create and lock a folder. The lock is released when the process ends, even by a crash. Unix only."""
+def alone(folder: Path) -> Iterator[None]:
+    """Create and lock a folder. The lock is released when the process ends, even by a crash."""
     folder.mkdir(parents=True, exist_ok=True)
-    if os.name != "posix":  # other systems cannot open folders
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        if not try_lock(descriptor):
+    with locked(folder) as lock:
+        if lock is None:
             raise InputError(f"another process is preparing {folder}: wait for it, or choose another folder.")
         yield
-    finally:
-        os.close(descriptor)
 
 
 def read_previous(folder: Path) -> dict[str, Any] | None:

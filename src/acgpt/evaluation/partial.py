@@ -21,7 +21,7 @@ from itertools import accumulate, dropwhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from acgpt.common.files import try_lock
+from acgpt.common.files import locked
 from acgpt.errors import InputError
 from acgpt.evaluation.generations import as_line, record_of
 
@@ -139,8 +139,8 @@ def open_part(path: Path, config: Mapping[str, Any]) -> Iterator[Part]:
     Raises:
         InputError: The file has another config, is not a partial file, or is locked by another process.
     """
-    with path.open("a+b") as file:
-        if not try_lock(file):
+    with locked(path) as lock, path.open("a+b") as file:
+        if lock is None:
             raise InputError(f"another process is writing {path}: wait for it, or choose another `output`.")
         file.seek(0)
         first = file.readline()

@@ -29,10 +29,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from acgpt.common.files import try_lock
+from acgpt.common.files import disk_errors, locked
 from acgpt.common.options import keywords
 from acgpt.data.corpus import Corpus
-from acgpt.errors import InputError, ModelError, OutputError
+from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.features import Featurizer
 from acgpt.evaluation.mauve import PAPER, package
 from acgpt.experiments.command_server import SUPPORTED, CommandServer, ServedCommand
@@ -200,19 +200,14 @@ def check_scoring(experiment: Experiment, cells: Sequence[Cell]) -> None:
 def held(cell: Cell) -> Iterator[int | None]:
     """Lock a cell, and yield the file descriptor for its processes to inherit; `None` if another process has the lock.
 
-    The system releases the lock when the last process that holds it ends, even by a crash. Unix only.
+    The system releases the lock when the last process that holds it ends, even by a crash.
     """
-    try:
-        cell.lock.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(cell.lock, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {cell.lock}: {error.strerror}. Free some space, or choose another `output`."
-        ) from error
-    try:
-        yield descriptor if try_lock(descriptor) else None
-    finally:
-        os.close(descriptor)
+    with contextlib.ExitStack() as stack:
+        with disk_errors(cell.lock, "Free some space, or choose another `output`."):
+            cell.lock.parent.mkdir(parents=True, exist_ok=True)
+            cell.lock.touch()  # on Windows another file is locked
+            lock = stack.enter_context(locked(cell.lock))
+        yield lock
 
 
 def is_locked(cell: Cell) -> bool:

@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from acgpt.common import files
-from acgpt.common.files import sync, try_lock
+from acgpt.common.files import locked, sync
 from acgpt.errors import InputError, OutputError
 from acgpt.evaluation.per_text import per_text_path
 from acgpt.training.recipe import Recipe, differences
@@ -36,7 +34,7 @@ from acgpt.training.recipe import Recipe, differences
 CONFIG, LOG, CURVE, BOARD, RESULTS = "config.json", "log.csv", "loss.png", "tensorboard", "results.json"
 MODEL_FOLDERS = ("model", "adapter")  # a finished run has one of them
 CHECKPOINTS, PARTIAL = "checkpoints", "checkpoints/.partial"
-PATIENCE = 100  # tenths of a second to wait for the lock of the folder
+PATIENCE = 10  # seconds to wait for the lock of the folder
 SITTING = ("processes", "fsdp", "device", "precision", "attention", "compiled", "hardware", "versions", "command")
 CHECKPOINT = "checkpoint-"  # followed by the step, as the Trainer names them
 
@@ -140,27 +138,21 @@ def check_same(folder: Path, recipe: Recipe) -> str:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Create a folder if needed, and lock it against other runs. Unix only.
+    """Create a folder if needed, and lock it against other runs.
 
     The lock is released when the run ends, even by a crash. After a kill, the workers hold it for some seconds.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} already exists and is not a folder: choose another folder with output=….")
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        waited = 0
-        while not try_lock(descriptor):
-            if waited == PATIENCE:
-                raise InputError(
-                    f"another process is training in {folder}: wait for it, or choose another folder with output=…."
-                )
-            time.sleep(0.1)
-            waited += 1
+    with contextlib.ExitStack() as stack:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(locked(folder, PATIENCE))
+        if lock is None:
+            raise InputError(
+                f"another process is training in {folder}: wait for it, or choose another folder with output=…."
+            )
         yield
-    finally:
-        os.close(descriptor)
 
 
 def checkpoints(folder: Path) -> list[Path]:
