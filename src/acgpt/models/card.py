@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+from huggingface_hub import ModelCardData
 
+from acgpt.common.files import read_json_object
 from acgpt.errors import InputError
 from acgpt.methods import method_of
 from acgpt.models.metadata import ADAPTER_CONFIG, DEFAULT, DEFAULT_HUB_ID, FILE, Metadata
@@ -62,8 +63,8 @@ def adapter_base(folder: str | Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"] or "")
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return str(read_json_object(path).get("base_model_name_or_path") or "")
+    except (OSError, ValueError):
         return ""
 
 
@@ -86,31 +87,48 @@ def card(name: str, metadata: Metadata, results: Mapping[str, Any], adapts: str 
         results: Further facts, see `write_card`.
         adapts: For an adapter, the base model it names ("" if none); `None` for a full model.
     """
-    base = str(results.get("base_model") or adapts or "")
-    front: dict[str, Any] = {"library_name": "transformers" if adapts is None else "peft"}
-    if is_hub_id(base):
-        front["base_model"] = base
-    front |= {"pipeline_tag": "text-generation", "tags": TAGS}
-    recipe = results.get("recipe") or {}
-    data = results.get("data") or (public(str(recipe["corpus"])) if "corpus" in recipe else None)
-    merged = results.get("merged")
+    base, recipe = str(results.get("base_model") or adapts or ""), results.get("recipe") or {}
+    kind, library = ("a full model", "transformers") if adapts is None else ("a PEFT adapter", "peft")
+    known = base if is_hub_id(base) else None
+    front = ModelCardData(library_name=library, base_model=known, pipeline_tag="text-generation", tags=TAGS)
     facts = {
-        "kind": "a full model" if adapts is None else "a PEFT adapter",
+        "kind": kind,
         "method": metadata.method,
-        "base model": public(base) or None,
-        "merged adapter": merged and public(str(merged)),
-        "data": data,
+        "base model": public(base),
+        "merged adapter": public(str(results.get("merged") or "")),
+        "data": results.get("data") or public(str(recipe.get("corpus") or "")),
         "conditioning": metadata.conditioning and f"`{json.dumps(metadata.conditioning)}`",
         "BOS, MASK": f"{metadata.bos_token_id}, {metadata.mask_token_id}",
     }
+    lines = [f"| {fact} | {cell(value)} |" for fact, value in facts.items() if value]
+    tables = "\n".join(["| | |", "|---|---|", *lines, *perplexities(results.get("evaluation") or results)])
+    arguments = repr("FOLDER OR HUB ID")
+    if adapts is not None:
+        model = DEFAULT if base == DEFAULT_HUB_ID else known or "BASE MODEL"
+        arguments = f"{model!r}, adapter={arguments}"
     method = method_of(metadata.method)
-    lines = ["---", yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(), "---", "", f"# {cell(name)}"]
-    description = f"{method.description[0].upper()}{method.description[1:]}, made with acgpt."
-    lines += ["", description, "", "| | |", "|---|---|"]
-    lines += [f"| {fact} | {cell(value)} |" for fact, value in facts.items() if value]
-    lines += perplexities(results.get("evaluation") or results)
-    lines += ["", "## Loading it", "", "```python", *loading(base, adapts, method.examples), "```", ""]
-    return "\n".join(lines)
+    question, blank = method.examples
+    return f"""\
+---
+{front.to_yaml()}
+---
+
+# {cell(name)}
+
+{method.description[0].upper()}{method.description[1:]}, made with acgpt.
+
+{tables}
+
+## Loading it
+
+```python
+import acgpt
+lm = acgpt.load({arguments})
+print(lm.log_prob({question!r}).log_prob)
+for sample in lm.sample({blank!r}, n=3):
+    print(sample.text)
+```
+"""
 
 
 def perplexities(evaluation: Mapping[str, Any]) -> list[str]:
@@ -133,23 +151,6 @@ def perplexities(evaluation: Mapping[str, Any]) -> list[str]:
     dataset = evaluation.get("set") or {}
     facts = [f"{label} {dataset[key]}" for key, label in SET.items() if dataset.get(key) is not None]
     return [*lines, *(["", f"Measured on {', '.join(map(cell, facts))}."] if facts else [])]
-
-
-def loading(base: str, adapts: str | None, examples: tuple[str, str]) -> list[str]:
-    """Return five lines of Python that load the model, score a template and sample another."""
-    placeholder = "FOLDER OR HUB ID"
-    arguments = [repr(placeholder)]
-    if adapts is not None:
-        name = DEFAULT if base == DEFAULT_HUB_ID else base if is_hub_id(base) else "BASE MODEL"
-        arguments = [repr(name), f"adapter={placeholder!r}"]
-    question, blank = examples
-    return [
-        "import acgpt",
-        f"lm = acgpt.load({', '.join(arguments)})",
-        f"print(lm.log_prob({question!r}).log_prob)",
-        f"for sample in lm.sample({blank!r}, n=3):",
-        "    print(sample.text)",
-    ]
 
 
 def cell(value: object) -> str:

@@ -77,9 +77,6 @@ def check_objects(folder: Path) -> None:
 
 def fetch(source: str, name: str) -> Path | None:
     """Find a file of a folder, or fetch it from the hub; `None` if there is no such file."""
-    if Path(source).is_dir():
-        path = Path(source) / name
-        return path if path.is_file() else None
     options = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_gated_repo": False}
     try:
         path = cached_file(source, name, **options)
@@ -133,7 +130,9 @@ def shapes(path: Path) -> Shapes:
         if path.suffix == ".safetensors":
             with safe_open(path, "numpy") as file:
                 return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        content = pickled(path)
+        content = torch.load(path, map_location="meta", weights_only=True)
+        if not isinstance(content, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in content.values()):
+            raise UnpicklingError("it is not a mapping of tensors")
         return {name: tuple(tensor.shape) for name, tensor in content.items()}
     except UnpicklingError as error:
         raise ModelError(
@@ -145,18 +144,6 @@ def shapes(path: Path) -> Shapes:
     except Exception as error:  # every format has its own classes of errors
         why = reason(error)
         raise ModelError(f"cannot load {path.parent}: {path.name} is damaged or cut off ({why}). {AGAIN}") from error
-
-
-def pickled(path: Path) -> Mapping[str, Any]:
-    """Load a pickle of tensors on the meta device, without their contents."""
-    options: dict[str, Any] = {"map_location": "meta", "weights_only": True}
-    try:
-        content = torch.load(path, mmap=True, **options)
-    except RuntimeError:  # the format of torch before 1.6, or a file that is cut off
-        content = torch.load(path, **options)
-    if not isinstance(content, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in content.values()):
-        raise UnpicklingError("it is not a mapping of tensors")
-    return content
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------

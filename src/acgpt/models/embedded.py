@@ -42,7 +42,7 @@ RECORD = "checked.json"
 TEMPLATE = "chat_template.jinja"
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "peft", "accelerate", "numpy")
 CODE = ("common", "engine", "methods", "models", "query")  # packages of acgpt that the outcome of the checks depends on
-KEPT = 8  # number of entries in a record: environments that share a cache
+KEPT = 8  # number of keys in a record: environments that share a cache
 
 State = list[int]
 
@@ -67,12 +67,10 @@ class Checks:
 
     Args:
         folder: The converted folder.
-        files: States of its files before they are read.
-        key: Identifies everything else that the outcome depends on.
+        key: Identifies everything that the outcome depends on, with the states of the files before they are read.
     """
 
     folder: Path
-    files: dict[str, State]
     key: str
 
     @classmethod
@@ -88,14 +86,13 @@ class Checks:
         if device.type != "cpu" or dtype != torch.float32:
             return None
         package = Path(__file__).parent.parent
-        code = [state_of(path) for name in CODE for path in sorted((package / name).rglob("*.py"))]
         content = [
             {name: installed(name) for name in LIBRARIES},
             [platform.python_version(), platform.node(), torch.backends.cpu.get_cpu_capability()],
-            None if adapter is None else states_in(adapter),
-            code,
+            [None if files is None else states_in(files) for files in (folder, adapter)],
+            [state_of(path) for name in CODE for path in sorted((package / name).rglob("*.py"))],
         ]
-        return cls(folder, states_in(folder), hashlib.sha256(json.dumps(content).encode()).hexdigest())
+        return cls(folder, hashlib.sha256(json.dumps(content).encode()).hexdigest())
 
     def passed(self) -> bool:
         """Return whether the record says that the checks passed."""
@@ -105,17 +102,16 @@ class Checks:
         """Record that the checks passed."""
         others = [key for key in self._keys() if key != self.key]
         with suppress(OSError):  # the folder may not be writable
-            write_json(self.folder / RECORD, {"files": self.files, "passed": [*others, self.key][-KEPT:]})
+            write_json(self.folder / RECORD, {"passed": [*others, self.key][-KEPT:]})
             (self.folder / RECORD).chmod(0o644)  # others may share the cache
 
     def _keys(self) -> list[str]:
-        """Return the keys in the record that hold for the files as they are."""
+        """Return the keys in the record."""
         try:
-            record = read_json_object(self.folder / RECORD)
+            keys = read_json_object(self.folder / RECORD).get("passed")
         except (OSError, ValueError):  # missing or damaged: the checks run again
             return []
-        keys = record.get("passed")
-        return keys if isinstance(keys, list) and record.get("files") == self.files else []
+        return keys if isinstance(keys, list) else []
 
 
 def installed(package: str) -> str | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import shutil
 import tempfile
@@ -31,6 +30,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from acgpt.common.files import read_json_object
 from acgpt.engine.device import choose_device, choose_dtype
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import process_lock
@@ -355,8 +355,8 @@ def refuse_run(folder: Path) -> None:
     if inside and not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} is the folder of a training run, not of a model; its model is {inside[-1]}.")
     try:
-        begun = "recipe" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, RecursionError):
+        begun = "recipe" in read_json_object(folder / "config.json")
+    except (OSError, ValueError):
         return
     if begun:
         raise ModelError(f"{folder} is the folder of a training run that has no checkpoint yet: wait for one.")

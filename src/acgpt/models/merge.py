@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import replace
@@ -30,7 +29,6 @@ from acgpt.models.loading import (
     read_metadata,
     resolve,
 )
-from acgpt.models.metadata import Metadata
 from acgpt.models.options import MergeOptions
 
 
@@ -58,7 +56,7 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **ke
         ModelError: The model or the adapter cannot be loaded, or the two cannot be merged.
         OutputError: The folder cannot be written.
     """
-    base_name, folder, adapter, dtype = base, Path(output), str(adapter), MergeOptions(**keywords).dtype
+    folder, adapter, dtype = Path(output), str(adapter), MergeOptions(**keywords).dtype
     base = None if is_default(base) else str(base)
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already, and nothing is overwritten: name another folder with `output`.")
@@ -88,6 +86,7 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **ke
     try:
         partial.mkdir(parents=True)
         lm.save_pretrained(partial)
+        written = lm.metadata
         del lm, network, adapted
         write_card(partial, {"base_model": public_base(base, adapter_folder), "merged": adapter}, name=folder.name)
         reloaded, _ = load_base(partial, expected.dtype)
@@ -97,8 +96,15 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **ke
         raise OutputError(f"cannot write {folder}: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    name = "default" if base_name is None else str(base_name)
-    return {**summary(folder, reloaded), "base": name, "adapter": adapter}
+    return {
+        "folder": str(folder),
+        "dtype": str(output_dtype).removeprefix("torch."),
+        "parameters": sum(weight.numel() for weight in reloaded.parameters()),
+        "bytes": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+        **{name: getattr(written, name) for name in ("method", "conditioning", "bos_token_id", "mask_token_id")},
+        "base": "default" if base is None else str(base),
+        "adapter": adapter,
+    }
 
 
 def public_base(base: str | None, adapter: str) -> str:
@@ -126,19 +132,3 @@ def check_same(got: Tensor, expected: Tensor, dtype: Any) -> None:
             f"the merged model's log-probabilities differ from the original's by up to {error:.3g} nats, so nothing is "
             "written. The adapter cannot be merged into this architecture (tied embeddings, perhaps): use it unmerged."
         )
-
-
-def summary(folder: Path, network: PreTrainedModel) -> dict[str, Any]:
-    """Return a summary of the folder of a merged model."""
-    metadata = Metadata.read(folder)
-    assert metadata is not None
-    return {
-        "folder": str(folder),
-        "dtype": str(json.loads((folder / "config.json").read_text(encoding="utf-8")).get("dtype")),
-        "parameters": sum(weight.numel() for weight in network.parameters()),
-        "bytes": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
-        "method": metadata.method,
-        "conditioning": metadata.conditioning,
-        "bos_token_id": metadata.bos_token_id,
-        "mask_token_id": metadata.mask_token_id,
-    }

@@ -74,18 +74,13 @@ def push(
         )
     return {
         "repo": repo,
-        "url": address(repo),
+        "url": f"{constants.ENDPOINT}/{repo}",
         "private": options.private,
         "bytes": sum(files.values()),
         "files": [{"path": path, "bytes": size} for path, size in files.items()],
         "sent": not options.dry_run,
         "commit": commit,
     }
-
-
-def address(repo: str) -> str:
-    """Return the address of a repository."""
-    return f"{constants.ENDPOINT}/{repo}"
 
 
 def contents(folder: Path) -> dict[str, int]:
@@ -147,7 +142,7 @@ def send(folder: Path, files: list[str], repo: str, private: bool) -> str:
     try:
         api.create_repo(repo, private=private, exist_ok=True)
         if private and not api.repo_info(repo).private:  # the hub does not change an existing one
-            raise InputError(f"{address(repo)} exists and is public: name another repository, or leave out `private`.")
+            raise InputError(f"{repo} exists and is public: name another repository, or leave out `private`.")
         commit = api.upload_folder(
             repo_id=repo,
             folder_path=os.fspath(folder),
