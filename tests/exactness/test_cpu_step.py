@@ -14,7 +14,7 @@ from acgpt import LanguageModel
 from acgpt.engine import cpu_step
 from acgpt.engine.architecture import check_model
 from acgpt.engine.attention import Cached
-from acgpt.engine.cpu_step import FEWEST_STEPS, MOST_TOKENS, CpuSteps, LlamaStep, linear_layers
+from acgpt.engine.cpu_step import FEWEST_STEPS, MOST_TOKENS, CpuSteps, LlamaStep
 from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
@@ -23,6 +23,7 @@ from acgpt.engine.modules import Watch
 from acgpt.engine.peft import switched
 from acgpt.engine.prefixes import Prefixes
 from acgpt.engine.small_weights import BLOCK, Int4, Int8, LowRank
+from acgpt.engine.stand_in import linear_layers
 from acgpt.query.query import Query
 from acgpt.serving.scheduler import Scheduler
 

@@ -14,42 +14,32 @@ copy a fifth as large. It also avoids the overhead of modules:
 The network itself stays as it is, in fp32. It scores, runs the prefill, and decodes many rows or a few tokens. In a
 `LlamaStep`, products have bf16 inputs and outputs; the residual stream, attention and its cache are in fp32.
 
-`CpuSteps` makes the copies when they are first needed. It uses them only if they are faster on this CPU and if their
-logits agree with the network's.
+`CpuSteps` makes the copies when they are first needed, see `stand_in`. It uses them only if they are faster on this CPU
+and if their logits agree with the network's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from acgpt.engine.architecture import relative_difference
 from acgpt.engine.attention import Backend, Cached
 from acgpt.engine.decode import Rows
 from acgpt.engine.forward import run
-from acgpt.engine.modules import is_compiled, is_hooked, parameters_of
-from acgpt.engine.peft import adapter_layers, adapter_scales, adapters_at_work
 from acgpt.engine.small_weights import Int4, Int8, LowRank, Product, available, is_faster
+from acgpt.engine.stand_in import StandIns, bare, blocks, can_join, is_plain, linear_layers, low_rank
 
 MOST_TOKENS = 8  # tokens of a step, over all rows, up to which the copies are faster than the network
 FEWEST_STEPS = 24  # steps of a call from which on it is faster even if it has to make the copies
 LIKELY = 128  # tokens whose logits are computed in fp32
-KEPT = 4  # steps to keep, for different adapters
 TOLERANCE = 0.25  # relative difference from the network's logits; 0.06 is usual
-JOINED = {  # linear layers with the same input, by the name of their product
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "out": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
 
 
 class Norm:
@@ -156,54 +146,30 @@ class LlamaStep:
         return torch.cat([cos, zeros + 1], 1), torch.cat([sin, zeros], 1)
 
 
-class CpuSteps:
+class CpuSteps(StandIns[LlamaStep]):
     """The small copies of a network's weights, made when they are first needed.
 
-    Args:
-        model: The network. Without 4-bit weights, or of another class than Llama, it gets no copies.
+    A network without 4-bit weights, or of another class than Llama, gets none.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        self.adapter_layers: list[Any] = []
-        self.weights: object = None  # state of the weights that `base` was copied from
-        self.base: tuple[list[Layer], Head] | None = None  # without adapters
-        self.steps: dict[object, LlamaStep | None] = {}  # by state of the adapters, the last used at the end
+    base: tuple[list[Layer], Head] | None = None  # without adapters
 
     @property
     def in_use(self) -> bool:
         """Whether decoding steps without adapters use a copy; makes it if necessary."""
-        self.refresh()
-        return self.base is not None and not is_hooked(self.model)
+        return self.refresh() and self.base is not None
 
-    def current(self) -> LlamaStep | None:
-        """Return the step for the adapters that are active now; `None` if the network itself is to be used."""
-        if is_hooked(self.model):
-            return None
-        self.refresh()
-        if self.base is None:
-            return None
-        key = adapters_at_work(self.adapter_layers), tuple(adapter_scales(self.adapter_layers))
-        if key not in self.steps:
-            while len(self.steps) >= KEPT:
-                del self.steps[next(iter(self.steps))]
-            self.steps[key] = self.build(*self.base)
-        self.steps[key] = self.steps.pop(key)
-        return self.steps[key]
-
-    def refresh(self) -> None:
+    def copy(self) -> None:
         """Copy the weights again if they have changed, in training for example."""
-        weights = tuple((weight.data_ptr(), version(weight)) for weight in parameters_of(self.model))
-        if weights != self.weights:
-            self.weights, self.steps, self.adapter_layers = weights, {}, adapter_layers(self.model)
-            self.base = copied(self.model)
+        self.steps, self.base = {}, copied(self.model)
 
-    def build(self, layers: Sequence[Layer], head: Head) -> LlamaStep | None:
+    def make(self) -> LlamaStep | None:
         """Return the step for the active adapters; `None` if it cannot have them or its logits do not agree."""
-        network: Any = self.model.base_model
-        if not all(map(can_join, linear_layers(self.model))):
+        if self.base is None or not can_join(self.model):
             return None
-        step = LlamaStep(self.model, [adapted(*pair) for pair in zip(layers, network.layers, strict=True)], head)
+        layers, head = self.base
+        pairs = zip(layers, blocks(self.model), strict=True)
+        step = LlamaStep(self.model, [adapted(layer, groups) for layer, (_, groups) in pairs], head)
         return step if difference(step, self.model) <= TOLERANCE else None
 
 
@@ -212,23 +178,13 @@ def worthwhile(tokens: int, steps: int) -> bool:
     return tokens <= MOST_TOKENS and steps >= FEWEST_STEPS
 
 
-def version(weight: Tensor) -> int:
-    """Return the number of changes of a weight in place; one that was made in inference mode does not count them."""
-    return 0 if weight.is_inference() else weight._version
-
-
 def supports(model: PreTrainedModel) -> bool:
     """Return whether `LlamaStep` computes what a network without adapters computes."""
     return (
         type(model) is LlamaForCausalLM
+        and is_plain(model)
         and all(weight.dtype == torch.float32 and weight.device.type == "cpu" for weight in model.parameters())
-        and model.config.hidden_act == "silu"
-        and type(model.get_input_embeddings()) is nn.Embedding
-        and type(model.get_output_embeddings()) is nn.Linear
-        and all(type(norm) is LlamaRMSNorm for norm in norms(model))
-        and all(type(bare(layer)) is nn.Linear for layer in linear_layers(model))
-        and all(bare(layer).bias is None for layer in (*linear_layers(model), model.get_output_embeddings()))
-        and not is_compiled(model)
+        and all(bare(linear).bias is None for linear in linear_layers(model))
     )
 
 
@@ -236,70 +192,34 @@ def copied(model: PreTrainedModel) -> tuple[list[Layer], Head] | None:
     """Return small copies of a network's layers and head; `None` if it has none, or none that are faster."""
     if not available() or not supports(model):
         return None
-    network: Any = model.base_model
-    layers = []
-    for layer in network.layers:
-        products = {name: Int4.recover(joined(layer, paths)) for name, paths in JOINED.items()}
-        if None in products.values():
+    layers, known = [], blocks(model)
+    for layer, groups in known:
+        matrices = [Int4.recover(joined(group)) for group in groups]
+        if None in matrices:
             return None
-        layers.append(Layer(Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm), **products))  # type: ignore[arg-type]
-    several = network.layers[:8]  # more than a CPU's cache holds
-    if not is_faster([x.gate_up for x in layers[:8]], [joined(layer, JOINED["gate_up"]) for layer in several]):
+        layers.append(Layer(Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm), *matrices))  # type: ignore[arg-type]
+    several = [joined(gate_up) for _, (_, _, gate_up, _) in known[:8]]  # more than a CPU's cache holds
+    if not is_faster([layer.gate_up for layer in layers[:8]], several):
         return None
     head: Any = model.get_output_embeddings()
     return layers, Head(head.weight.detach())
 
 
-def linear_layers(model: PreTrainedModel) -> list[Any]:
-    """Return the linear layers of a Llama network's blocks."""
-    network: Any = model.base_model
-    return [layer.get_submodule(path) for layer in network.layers for path in chain(*JOINED.values())]
-
-
-def norms(model: PreTrainedModel) -> list[Any]:
-    """Return the norms of a Llama network."""
-    network: Any = model.base_model
-    pairs = ((layer.input_layernorm, layer.post_attention_layernorm) for layer in network.layers)
-    return [*chain(*pairs), network.norm]
-
-
-def bare(linear: Any) -> Any:
-    """Return a linear layer without its adapters."""
-    return getattr(linear, "base_layer", linear)
-
-
-def joined(layer: Any, paths: Sequence[str]) -> Tensor:
+def joined(linears: Sequence[Any]) -> Tensor:
     """Return the matrices of linear layers, without adapters, one below the other."""
-    return torch.cat([bare(layer.get_submodule(path)).weight.detach() for path in paths])
+    return torch.cat([bare(linear).weight.detach() for linear in linears])
 
 
-def active_names(linear: Any) -> list[str]:
-    """Return the names of the active LoRA adapters of a linear layer."""
-    if bare(linear) is linear or linear.disable_adapters:
-        return []
-    return [name for name in linear.active_adapters if name in linear.lora_A]
-
-
-def can_join(linear: Any) -> bool:
-    """Return whether the adapters of a linear layer, if any are active, are plain LoRA."""
-    if bare(linear) is linear or (linear.disable_adapters and not linear.merged_adapters):
-        return True
-    if linear.merged_adapters or not hasattr(linear, "lora_A") or getattr(linear, "lora_variant", None):
-        return False
-    pairs = [(linear.lora_A[name], linear.lora_B[name]) for name in active_names(linear)]
-    return all(type(matrix) is nn.Linear and matrix.bias is None for pair in pairs for matrix in pair)
-
-
-def adapted(layer: Layer, module: Any) -> Layer:
-    """Add the active adapters of a layer of the network to its copy."""
+def adapted(layer: Layer, groups: Sequence[Sequence[Any]]) -> Layer:
+    """Add the active adapters of a layer of the network, see `blocks`, to its copy."""
     changes: dict[str, Any] = {}
-    for product, paths in JOINED.items():
+    for product, linears in zip(("qkv", "out", "gate_up", "down"), groups, strict=True):
         ups, downs = [], []  # of each linear layer, those of its adapters side by side
-        for linear in map(module.get_submodule, paths):
-            names = active_names(linear)
-            own = [linear.lora_B[name].weight.detach() * linear.scaling[name] for name in names]
+        for linear in linears:
+            adapters = low_rank(linear)
+            own = [up * scale for up, _, scale in adapters]
             ups.append(torch.cat([torch.zeros(bare(linear).out_features, 0), *own], 1))
-            downs += [linear.lora_A[name].weight.detach() for name in names]
+            downs += [down for _, down, _ in adapters]
         if downs:
             changes[product] = LowRank(getattr(layer, product), torch.block_diag(*ups), torch.cat(downs))
     return replace(layer, **changes)

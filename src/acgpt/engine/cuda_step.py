@@ -12,8 +12,8 @@ It reads the network's own weights, except for these copies, which are small (se
     linear layers with active LoRA adapters             merged with them
     vocabulary projection                               padded to a multiple of `ALIGNED` tokens
 
-`CudaSteps` makes them when they are first needed. It uses them only if their logits agree with the network's; of every
-other network, the modules are run.
+`CudaSteps` makes them when they are first needed, see `stand_in`. It uses them only if their logits agree with the
+network's; of every other network, the modules are run.
 
 `CudaStep.packed` runs a packed batch of short texts in the same way: their prefill, or their scores. Launching the
 modules of a network with adapters takes several times as long. A server replays such passes, see `packed_graphs`.
@@ -23,65 +23,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from acgpt.engine.architecture import relative_difference, tolerance_of
 from acgpt.engine.attention import BACKENDS, Backend, Ragged, can_decode_ragged, head_width
-from acgpt.engine.cpu_step import active_names, bare, can_join, version
 from acgpt.engine.decode import Rows
-from acgpt.engine.forward import NAME, Recorder, run
+from acgpt.engine.forward import Recorder, run
 from acgpt.engine.kernels import step as kernels
 from acgpt.engine.layout import build as lay_out
-from acgpt.engine.locks import turn
-from acgpt.engine.modules import is_compiled, is_hooked, parameters_of, unchanged
-from acgpt.engine.peft import adapter_layers, adapter_scales, adapters_at_work
+from acgpt.engine.stand_in import FAMILIES, StandIns, bare, blocks, can_join, is_plain, linear_layers, low_rank
 from acgpt.query.query import Query
 
 ALIGNED = 64  # products are fast if the number of their columns is a multiple of this
 MOST_COPIES = 2**30  # bytes of a network's copies; a larger network is used without, or not at all if it has adapters
-KEPT = 4  # states of the adapters that get copies; in others the modules are run
 TRIAL = 8  # tokens on which a step is compared with the network
 FIXED_ROTARY = ("default", "linear", "llama3", "yarn")  # kinds whose frequencies do not depend on the text
-
-LowRank = tuple[Tensor, Tensor, float]  # of an adapter: up and down projection, and its scale
-
-
-@dataclass(frozen=True)
-class Family:
-    """Where an architecture keeps its parts; paths are relative to the network or to a layer."""
-
-    embedding: str
-    norm: str
-    attention_norm: str
-    mlp_norm: str
-    qkv: tuple[str, ...]
-    out: str
-    up: tuple[str, ...]  # for Llama: gate and up
-    down: str
-    attention: str
-    activation: str
-    norm_class: type[nn.Module]
-    interleaved: bool  # see `kernels.rotate`
-
-
-FAMILIES: dict[type[PreTrainedModel], Family] = {
-    GPTNeoXForCausalLM: Family(
-        "embed_in", "final_layer_norm", "input_layernorm", "post_attention_layernorm", ("attention.query_key_value",),
-        "attention.dense", ("mlp.dense_h_to_4h",), "mlp.dense_4h_to_h", "attention", "mlp.act", nn.LayerNorm, True,
-    ),
-    LlamaForCausalLM: Family(
-        "embed_tokens", "norm", "input_layernorm", "post_attention_layernorm",
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.o_proj",
-        ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj", "self_attn", "mlp.act_fn", LlamaRMSNorm, False,
-    ),
-}  # fmt: skip
 
 
 class Norm:
@@ -164,17 +126,11 @@ class Head:
 class Layer:
     """Norms, products and activation of one layer."""
 
-    def __init__(self, module: Any, family: Family, copied: bool) -> None:
-        def product(*paths: str) -> Product:
-            return Product([module.get_submodule(path) for path in paths], copied)
-
-        self.attention_norm = Norm(module.get_submodule(family.attention_norm))
-        self.mlp_norm = Norm(module.get_submodule(family.mlp_norm))
-        self.qkv, self.out = product(*family.qkv), product(family.out)
-        self.up, self.down = product(*family.up), product(family.down)
-        gated = len(family.up) == 2
+    def __init__(self, module: Any, groups: Sequence[Sequence[Any]], activation: str | None, copied: bool) -> None:
+        self.attention_norm, self.mlp_norm = Norm(module.input_layernorm), Norm(module.post_attention_layernorm)
+        self.qkv, self.out, self.up, self.down = (Product(linears, copied) for linears in groups)
         self.activation: Callable[[Tensor], Tensor] = (
-            kernels.swiglu if gated else module.get_submodule(family.activation)
+            kernels.swiglu if activation is None else module.get_submodule(activation)
         )
         self.parallel = bool(getattr(module, "use_parallel_residual", False))
 
@@ -229,13 +185,12 @@ class CudaStep:
 
     def __init__(self, model: PreTrainedModel, copied: bool) -> None:
         family, network, config = FAMILIES[type(model)], model.base_model, model.config
-        modules: Any = network.get_submodule("layers")
+        layers = blocks(model)
         rotary: Any = network.get_submodule("rotary_emb")
         head: Any = model.get_output_embeddings()
-        attention: Any = modules[0].get_submodule(family.attention)
-        embedding: Any = network.get_submodule(family.embedding)
-        self.embedding: Tensor = embedding.weight.detach()
-        self.layers = [Layer(module, family, copied) for module in modules]
+        attention: Any = layers[0][0].get_submodule(family.attention)
+        self.embedding: Tensor = model.get_input_embeddings().weight.detach()
+        self.layers = [Layer(module, groups, family.activation, copied) for module, groups in layers]
         self.norm, self.head = Norm(network.get_submodule(family.norm)), Head(head.weight.detach(), copied)
         self.frequencies, self.scaling = rotary.inv_freq, float(rotary.attention_scaling)
         self.scale, self.width, self.interleaved = attention.scaling, head_width(config), family.interleaved
@@ -336,65 +291,40 @@ class CudaStep:
         return kernels.angles(positions.flatten(), self.frequencies, self.scaling, self.embedding.dtype)
 
 
-class CudaSteps:
-    """The steps of a network, one for each state of its adapters, made when they are first needed.
+class CudaSteps(StandIns[CudaStep]):
+    """The steps of a network, one for each state of its adapters, made when they are first needed."""
 
-    Args:
-        model: The network.
-    """
+    replaces = False  # captured steps would keep the memory of those that are given up
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        self.adapter_layers: list[Any] = []
-        self.addresses: object = None
-        self.versions: object = None
-        self.steps: dict[object, CudaStep | None] = {}  # by state of the adapters
+    def copy(self) -> None:
+        """Update the copies of weights that have changed."""
+        for step in filter(None, self.steps.values()):
+            step.refresh()
 
-    def current(self) -> CudaStep | None:
-        """Return the step for the adapters that are active now; `None` if the network itself is to be used."""
-        with turn(self.model), unchanged(self.model):
-            if self.model.config._attn_implementation != NAME or is_hooked(self.model) or is_compiled(self.model):
-                return None
-            self.refresh()
-        key = adapters_at_work(self.adapter_layers), tuple(adapter_scales(self.adapter_layers))
-        if key not in self.steps:
-            if len(self.steps) >= KEPT:  # captured steps would keep the memory of those that are given up
-                return None
-            self.steps[key] = build(self.model)
-        return self.steps[key]
-
-    def refresh(self) -> None:
-        """Update the copies of weights that have changed; forget all steps if the weights are elsewhere now."""
-        weights = parameters_of(self.model)
-        addresses = [weight.data_ptr() for weight in weights], [weight.dtype for weight in weights]
-        versions = versions_of(weights)
-        if addresses != self.addresses:
-            self.steps, self.adapter_layers = {}, adapter_layers(self.model)
-        elif versions != self.versions:
-            for step in filter(None, self.steps.values()):
-                step.refresh()
-        self.addresses, self.versions = addresses, versions
-
-
-def versions_of(weights: Sequence[Tensor]) -> list[int]:
-    """Return the `version` of each weight; a server asks for it before every pass."""
-    try:
-        return [weight._version for weight in weights]
-    except RuntimeError:  # some were made in inference mode
-        return list(map(version, weights))
-
-
-def low_rank(linear: Any) -> list[LowRank]:
-    """Return the active LoRA adapters of a linear layer."""
-    return [
-        (linear.lora_B[name].weight.detach(), linear.lora_A[name].weight.detach(), float(linear.scaling[name]))
-        for name in active_names(linear)
-    ]
+    def make(self) -> CudaStep | None:
+        """Return a step for the active adapters; `None` if there is none or its logits do not agree."""
+        model, tolerance = self.model, tolerance_of(self.model)
+        if not can_decode_ragged(model) or not supports(model):
+            return None
+        copied = copied_bytes(model) <= MOST_COPIES
+        if not copied and any(map(low_rank, linear_layers(model))):
+            return None
+        try:
+            with torch.inference_mode(False), torch.no_grad():  # the copies are updated outside inference mode, too
+                step = CudaStep(model, copied)
+                distance = difference(step, model)
+                step.packs = packed_difference(step, model, "varlen") <= tolerance
+        except torch.OutOfMemoryError:
+            return None
+        except Exception as error:  # a kernel that cannot be compiled, for example
+            warnings.warn(f"the kernels of a step cannot be used here, so sampling is slower: {error}", stacklevel=2)
+            return None
+        return step if distance <= tolerance else None
 
 
 def needs_copy(linears: Sequence[Any]) -> bool:
     """Return whether one product for these layers needs a copy of their matrices."""
-    return len(linears) > 1 or bool(active_names(linears[0]))
+    return len(linears) > 1 or bool(low_rank(linears[0]))
 
 
 def joined_bias(linears: Sequence[Any]) -> Tensor | None:
@@ -407,16 +337,9 @@ def joined_bias(linears: Sequence[Any]) -> Tensor | None:
     return torch.cat([weight.new_zeros(len(weight)) if bias is None else bias.detach() for bias, weight in pairs])
 
 
-def products(model: PreTrainedModel) -> list[list[Any]]:
-    """Return the linear layers of all blocks, those with the same input together."""
-    family, modules = FAMILIES[type(model)], model.base_model.get_submodule("layers")
-    paths = (family.qkv, (family.out,), family.up, (family.down,))
-    return [[layer.get_submodule(path) for path in group] for layer in modules.children() for group in paths]
-
-
 def copied_bytes(model: PreTrainedModel) -> int:
     """Return the size of the copies that `CudaStep` would make with the active adapters."""
-    groups = [group for group in products(model) if needs_copy(group)]
+    groups = [group for _, groups in blocks(model) for group in groups if needs_copy(group)]
     head: Any = model.get_output_embeddings()
     padded = head.weight.nbytes if len(head.weight) % ALIGNED else 0
     return int(padded + sum(bare(linear).weight.nbytes for group in groups for linear in group))
@@ -424,49 +347,11 @@ def copied_bytes(model: PreTrainedModel) -> int:
 
 def supports(model: PreTrainedModel) -> bool:
     """Return whether `CudaStep` computes what a network computes with its active adapters."""
-    family = FAMILIES.get(type(model))
-    if family is None:
-        return False
-    network, config = model.base_model, model.config
-    layers, rotary = list(network.get_submodule("layers").children()), network.get_submodule("rotary_emb")
-    norms = [layer.get_submodule(path) for layer in layers for path in (family.attention_norm, family.mlp_norm)]
-    norms.append(network.get_submodule(family.norm))
-    linears = [linear for group in products(model) for linear in group]
-    embedding: Any = network.get_submodule(family.embedding)
-    head: Any = model.get_output_embeddings()
-    weights = [x.weight for x in (*norms, *map(bare, linears), embedding, head) if hasattr(x, "weight")]
     return (
-        all(type(norm) is family.norm_class for norm in norms)
-        and all(getattr(norm, "bias", None) is not None for norm in norms if family.norm_class is nn.LayerNorm)
-        and all(type(bare(linear)) is nn.Linear and can_join(linear) for linear in linears)
-        and type(embedding) is nn.Embedding
-        and embedding.max_norm is None
-        and getattr(head, "bias", None) is None
-        and type(head) is nn.Linear
-        and all(weight.dtype == model.dtype and weight.is_contiguous() for weight in weights)
-        and getattr(rotary, "rope_type", None) in FIXED_ROTARY
-        and (len(family.up) == 1 or config.hidden_act == "silu")
+        is_plain(model)
+        and can_join(model)
+        and getattr(model.base_model.get_submodule("rotary_emb"), "rope_type", None) in FIXED_ROTARY
     )
-
-
-def build(model: PreTrainedModel) -> CudaStep | None:
-    """Return the step of a network with its active adapters; `None` if there is none or its logits do not agree."""
-    if not can_decode_ragged(model) or not supports(model):
-        return None
-    copied = copied_bytes(model) <= MOST_COPIES
-    if not copied and any(active_names(linear) for group in products(model) for linear in group):
-        return None
-    try:
-        with torch.inference_mode(False), torch.no_grad():  # the copies are updated outside inference mode, too
-            step = CudaStep(model, copied)
-            distance = difference(step, model)
-            step.packs = packed_difference(step, model, "varlen") <= tolerance_of(model)
-    except torch.OutOfMemoryError:
-        return None
-    except Exception as error:  # a kernel that cannot be compiled, for example
-        warnings.warn(f"the kernels of a step cannot be used here, so sampling is slower: {error}", stacklevel=2)
-        return None
-    return step if distance <= tolerance_of(model) else None
 
 
 def difference(step: CudaStep, model: PreTrainedModel) -> float:

@@ -40,7 +40,7 @@ from transformers import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, eager_attention_forward, rotate_half
 
-from acgpt.engine.cuda_step import FAMILIES
+from acgpt.engine.stand_in import FAMILIES
 
 REACH = 16  # largest offset in the table; larger ones are clipped to it
 Rotation = tuple[Tensor, Tensor]  # (rows, slots, rotated channels) cosines and sines
