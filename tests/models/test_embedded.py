@@ -21,11 +21,12 @@ import acgpt
 from acgpt import LanguageModel, ModelError
 from acgpt.models import embedded as copies
 from acgpt.models import language_model, loading
-from acgpt.models.embedded import RECORD, Checks
+from acgpt.models.embedded import record_of, write_record
 from acgpt.models.metadata import tokenizer_hash
 
 pytestmark = pytest.mark.usefixtures("offline")
 
+CPU = torch.device("cpu")
 TEXTS = ("The cat sat.", " naïve “café”\n\tdef f(x):\r\n  🙂 日本語", "<eos><mask> <|im_start|>", "")
 
 
@@ -186,13 +187,13 @@ def test_the_checks_run_again_after_any_change(embedded, adapted, checked, monke
         assert checked() == set(), name
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"passed": 5}', '{"passed": "x"}'])
-def test_a_damaged_record_is_written_again(embedded, checked, content):
-    acgpt.load(adapter=False)
-    path = converted(embedded[1]) / RECORD
-    path.write_text(content)
-    assert "check_model" in checked(adapter=False)
-    assert checked(adapter=False) == set()
+def test_the_last_records_are_kept(tmp_path):
+    paths = [tmp_path / "checked" / str(number) for number in range(copies.KEPT + 2)]
+    for number, path in enumerate(paths):
+        write_record(path)
+        os.utime(path, (number, number))
+    write_record(paths[-1])
+    assert sorted(paths[0].parent.iterdir()) == sorted(paths[2:])
 
 
 @pytest.mark.skipif(os.name != "posix" or os.getuid() == 0, reason="root may write everywhere")
@@ -251,7 +252,7 @@ def test_damage_is_noticed_even_if_the_record_hides_it(embedded, damage):
     want = scores(acgpt.load(adapter=False), future=False)
     folder = converted(embedded[1])
     damage(folder)
-    Checks.of(folder, None, torch.device("cpu"), torch.float32).write()
+    write_record(record_of(folder, None, CPU, torch.float32))
     assert scores(acgpt.load(adapter=False), future=False) == want
 
 
@@ -290,25 +291,4 @@ def test_two_processes_at_once_load_the_same_model(embedded):
         assert process.exitcode == 0
     assert answers == {0: [want, want], 1: [want, want]}
     folder = converted(embedded[1])
-    checks = Checks.of(folder, None, torch.device("cpu"), torch.float32)
-    assert checks is not None and checks.passed()
-
-
-def write_records(folder, key):
-    for _ in range(200):
-        Checks(folder, key).write()
-
-
-@pytest.mark.skipif(os.name != "posix", reason="forks")
-def test_a_record_is_whole_while_others_write_it(tmp_path):
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    Checks(folder, "first").write()
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=write_records, args=(folder, key)) for key in "ab"]
-    for writer in writers:
-        writer.start()
-    while any(writer.is_alive() for writer in writers):
-        assert isinstance(json.loads((folder / RECORD).read_text())["passed"], list)
-    assert all(writer.exitcode == 0 for writer in writers)
-    assert [path.name for path in folder.iterdir()] == [RECORD]
+    assert record_of(folder, None, CPU, torch.float32).exists()

@@ -2,14 +2,14 @@
 
     ~/.cache/acgpt/SmolLM2-135M-Instruct.Q4_1-0.1.2-98362432/
         config.json, model.safetensors, tokenizer.json, …    converted from the GGUF file on first use
-        checked.json                                         the record: which checks passed, with what
+        checked/98a1…                                        an empty file: a record that the checks passed
 
 `acgpt.load` checks every model: its files fit together, its weights are finite, its answers are exact. For the embedded
 model and its adapter the outcome is the same every time, and the checks take longer than the answer. So the first load
-runs them and writes the record, and later ones on a CPU rely on it. They also read the folder directly, without what
+runs them and writes a record, and later ones on a CPU rely on it. They also read the folder directly, without what
 transformers does for any architecture and any tokenizer (`read`); the result is the same.
 
-The record is valid for one state of the files, of this package and of the libraries.
+A record is valid for one state of the files, of this package and of the libraries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import hashlib
 import json
 import platform
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -34,84 +33,64 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from acgpt.common.files import read_json_object, write_json
+from acgpt.common.files import read_json_object
 from acgpt.errors import ModelError, reason
 from acgpt.models.checkpoint import check_config, check_objects
 
-RECORD = "checked.json"
+RECORDS = "checked"
 TEMPLATE = "chat_template.jinja"
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "peft", "accelerate", "numpy")
 CODE = ("common", "engine", "methods", "models", "query")  # packages of acgpt that the outcome of the checks depends on
-KEPT = 8  # number of keys in a record: environments that share a cache
-
-State = list[int]
+KEPT = 8  # number of records: environments that share a cache
 
 
-def state_of(path: Path) -> State:
+def state_of(path: Path) -> list[int]:
     """Return what changes when a file is written or replaced: its size and its times of modification and change."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def states_in(folder: Path) -> dict[str, State]:
-    """Return the states of the files in a folder, by name, without the record."""
-    return {path.name: state_of(path) for path in sorted(folder.iterdir()) if path.name != RECORD and path.is_file()}
+def states_in(folder: Path) -> dict[str, list[int]]:
+    """Return the states of the files in a folder, by name."""
+    return {path.name: state_of(path) for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 # ---- the checks ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Checks:
-    """The checks of the embedded model with its adapter, on this machine.
+def record_of(folder: Path, adapter: Path | None, device: torch.device, dtype: torch.dtype | str) -> Path | None:
+    """Return the file whose existence records that the embedded model has passed its checks, as all is now.
+
+    Its name is a hash of everything that the outcome depends on.
 
     Args:
         folder: The converted folder.
-        key: Identifies everything that the outcome depends on, with the states of the files before they are read.
+        adapter: Folder of the embedded adapter, if it is used.
+        device: Device of the model.
+        dtype: Data type of the weights.
+
+    Returns:
+        The path; `None` if the checks always run: the device is no CPU, or the dtype not float32.
     """
+    if device.type != "cpu" or dtype != torch.float32:
+        return None
+    package = Path(__file__).parent.parent
+    content = [
+        {name: installed(name) for name in LIBRARIES},
+        [platform.python_version(), platform.node(), torch.backends.cpu.get_cpu_capability()],
+        [None if files is None else states_in(files) for files in (folder, adapter)],
+        [state_of(path) for name in CODE for path in sorted((package / name).rglob("*.py"))],
+    ]
+    return folder / RECORDS / hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
-    folder: Path
-    key: str
 
-    @classmethod
-    def of(cls, folder: Path, adapter: Path | None, device: torch.device, dtype: torch.dtype | str) -> Checks | None:
-        """Return the checks of a model; `None` if they always run: the device is no CPU, or the dtype not float32.
-
-        Args:
-            folder: The converted folder.
-            adapter: Folder of the embedded adapter, if it is used.
-            device: Device of the model.
-            dtype: Data type of the weights.
-        """
-        if device.type != "cpu" or dtype != torch.float32:
-            return None
-        package = Path(__file__).parent.parent
-        content = [
-            {name: installed(name) for name in LIBRARIES},
-            [platform.python_version(), platform.node(), torch.backends.cpu.get_cpu_capability()],
-            [None if files is None else states_in(files) for files in (folder, adapter)],
-            [state_of(path) for name in CODE for path in sorted((package / name).rglob("*.py"))],
-        ]
-        return cls(folder, hashlib.sha256(json.dumps(content).encode()).hexdigest())
-
-    def passed(self) -> bool:
-        """Return whether the record says that the checks passed."""
-        return self.key in self._keys()
-
-    def write(self) -> None:
-        """Record that the checks passed."""
-        others = [key for key in self._keys() if key != self.key]
-        with suppress(OSError):  # the folder may not be writable
-            write_json(self.folder / RECORD, {"passed": [*others, self.key][-KEPT:]})
-            (self.folder / RECORD).chmod(0o644)  # others may share the cache
-
-    def _keys(self) -> list[str]:
-        """Return the keys in the record."""
-        try:
-            keys = read_json_object(self.folder / RECORD).get("passed")
-        except (OSError, ValueError):  # missing or damaged: the checks run again
-            return []
-        return keys if isinstance(keys, list) else []
+def write_record(record: Path) -> None:
+    """Record that the checks have passed, and remove old records."""
+    with suppress(OSError):  # the folder may not be writable
+        record.parent.mkdir(exist_ok=True)
+        record.touch()
+        for old in sorted(record.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-KEPT]:
+            old.unlink()
 
 
 def installed(package: str) -> str | None:

@@ -49,7 +49,7 @@ from acgpt.models.checkpoint import (
     json_object,
     weight_files,
 )
-from acgpt.models.embedded import Checks, installed, read
+from acgpt.models.embedded import installed, read, record_of, write_record
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import ADAPTER_CONFIG, DEFAULT_HUB_ID, FILE, Metadata, weights_hash
 from acgpt.models.metadata import DEFAULT as EMBEDDED
@@ -112,13 +112,13 @@ def load(
         source, adapters = resolve(model, adapter)
         packed = source.endswith(".gguf")
         weights_dtype = choose_dtype(dtype, target, packed or is_default(model))
-        checks, verified = None, False
+        record, verified = None, False
         if packed or not is_default(model):
             network, tokenizer = load_base(source, weights_dtype)
         else:
             if not adapters or is_embedded(adapters):
-                checks = Checks.of(Path(source), DEFAULT_ADAPTER if adapters else None, target, weights_dtype)
-            network, tokenizer, verified = load_embedded(Path(source), weights_dtype, checks)
+                record = record_of(Path(source), DEFAULT_ADAPTER if adapters else None, target, weights_dtype)
+            network, tokenizer, verified = load_embedded(Path(source), weights_dtype, record)
         metadata = {name: read_metadata(folder) for name, folder in adapters.items()}
         metadata[BARE] = read_metadata(source, network.config)
         if adapters:
@@ -140,20 +140,20 @@ def load(
             verified=verified,
             small_weights=dtype == "auto",
         )
-        if checks is not None and not verified:
-            checks.write()
+        if record is not None and not verified:
+            write_record(record)
         return lm
 
 
 def load_embedded(
-    folder: Path, dtype: torch.dtype | str, checks: Checks | None
+    folder: Path, dtype: torch.dtype | str, record: Path | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, bool]:
     """Load the converted copy of the embedded model; convert it again if it is damaged.
 
     Returns:
         The model, its tokenizer, and whether the checks have passed before, so that they need not run again.
     """
-    if checks is not None and checks.passed():
+    if record is not None and record.exists():
         with contextlib.suppress(ModelError):  # read it with all checks
             return *read(folder), True
     damaged = folder.stat().st_ino
