@@ -24,10 +24,9 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import write_atomically
 from acgpt.engine.device import choose_device, matrix_products
-from acgpt.errors import ModelError
 from acgpt.models.checkpoint import check_finite
 from acgpt.models.language_model import positions_of
-from acgpt.models.loading import cache_folder, from_pretrained, is_default, load_base, resolve
+from acgpt.models.loading import cache_folder, from_pretrained, load_base, resolve_base
 from acgpt.models.metadata import tokenizer_hash, weights_hash
 
 VERSION = 2  # of the computation; part of the hash
@@ -51,24 +50,16 @@ class Featurizer:
     tokenizer: PreTrainedTokenizerBase
 
     @staticmethod
-    def source(name: str) -> str:
-        """Resolve a name to a folder, a hub id or a .gguf file; refuse an adapter."""
-        source, adapters = resolve(name, False if is_default(name) else None)
-        if adapters:
-            raise ModelError(f"{name} is an adapter, but features need a whole model: make one with acgpt merge.")
-        return source
-
-    @classmethod
-    def check(cls, name: str) -> None:
+    def check(name: str) -> None:
         """Check that there is a model of this name, without loading it."""
-        source = cls.source(name)
+        source = resolve_base(name)
         if not Path(source).is_file():
             from_pretrained(AutoConfig, source)
 
     @classmethod
     def load(cls, name: str, device: str = "auto") -> Featurizer:
         """Load a model: a folder, a hub id, a .gguf file, or "default", the embedded model."""
-        network, tokenizer = load_base(cls.source(name), torch.float32)
+        network, tokenizer = load_base(resolve_base(name), torch.float32)
         network = network.to(choose_device(device)).eval()
         check_finite(name, network)
         return cls(name, network, tokenizer)

@@ -202,6 +202,14 @@ def resolve(
     return source, folders
 
 
+def resolve_base(name: str, role: str = "") -> str:
+    """Return the folder, hub id or file of a model without an adapter; errors put `role` before the name."""
+    source, adapters = resolve(name, False if is_default(name) else None)
+    if adapters:
+        raise ModelError(f"{role}{name} is an adapter: merge it first (acgpt merge), or name its base model.")
+    return source
+
+
 def adapter_source(adapter: Source) -> str:
     """Return the folder or hub id of an adapter, after a check; "default" is the embedded model's."""
     if is_default(adapter):

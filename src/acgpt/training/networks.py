@@ -37,10 +37,9 @@ from acgpt.models.loading import (
     DEFAULT_ADAPTER,
     default_bos,
     from_pretrained,
-    is_default,
     load_base,
     read_metadata,
-    resolve,
+    resolve_base,
 )
 from acgpt.models.metadata import (
     ADAPTER_CONFIG,
@@ -280,15 +279,7 @@ def check_method(method: Method, base: str) -> None:
 
 def head_dim(base: str) -> int:
     """Return the width of an attention head of a pretrained model."""
-    return head_width(from_pretrained(AutoConfig, resolve_base(base)).get_text_config())
-
-
-def resolve_base(base: str) -> str:
-    """Return the folder, hub id or file of a pretrained model; refuse an adapter."""
-    source, adapters = resolve(base, False if is_default(base) else None)
-    if adapters:
-        raise ModelError(f"base={base} is an adapter: merge it first (acgpt merge), or name its base model.")
-    return source
+    return head_width(from_pretrained(AutoConfig, resolve_base(base, "base=")).get_text_config())
 
 
 def fresh(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, metadata: Metadata) -> Fresh:
@@ -324,7 +315,7 @@ def pretrained(recipe: Recipe, corpus_tokenizer: PreTrainedTokenizerBase, metada
         plan: What the recipe comes to on this machine.
     """
     method, base, lora, quantize = method_of(metadata.method), recipe.base, recipe.adapter, recipe.quantize
-    source = resolve_base(base)
+    source = resolve_base(base, "base=")
     model, tokenizer, dtype = load_pretrained(source, plan, frozen=lora is not None, quantize=quantize)
     if tokenizer_hash(tokenizer) != tokenizer_hash(corpus_tokenizer):
         raise InputError(
