@@ -53,6 +53,11 @@ class Adapter:
         """Whether it was trained on copies of given tokens, and so reads what comes after a slot."""
         return self.metadata is not None and self.metadata.reads_copies
 
+    @property
+    def conditioning(self) -> dict[str, Any] | None:
+        """The distribution of conditioning sets it was trained on, if its metadata have one."""
+        return None if self.metadata is None else self.metadata.conditioning
+
 
 def mode_of(metadata: Metadata | None) -> str | None:
     """Return the most frequent kind of conditioning sets in training, empty ones aside.
