@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from acgpt.engine import architecture
 from acgpt.engine.architecture import check_model
-from acgpt.engine.forward import NAME
+from acgpt.engine.attention import NAME
 from acgpt.errors import ModelError
 from acgpt.models.language_model import positions_of
 

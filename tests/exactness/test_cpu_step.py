@@ -13,12 +13,11 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaFo
 from acgpt import LanguageModel
 from acgpt.engine import cpu_step
 from acgpt.engine.architecture import check_model
-from acgpt.engine.attention import Cached
+from acgpt.engine.attention import Cached, run
 from acgpt.engine.cpu_step import FEWEST_STEPS, MOST_TOKENS, CpuSteps, LlamaStep
 from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
-from acgpt.engine.forward import run
 from acgpt.engine.modules import Watch
 from acgpt.engine.peft import switched
 from acgpt.engine.prefixes import Prefixes

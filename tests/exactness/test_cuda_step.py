@@ -18,12 +18,11 @@ from transformers import GPTNeoXForCausalLM
 
 from acgpt.engine import cuda_step
 from acgpt.engine.architecture import check_model
-from acgpt.engine.attention import Ragged
+from acgpt.engine.attention import Ragged, run
 from acgpt.engine.cuda_step import CudaStep, CudaSteps, copied_bytes, supports
 from acgpt.engine.decode import Decoder, Rows, Sampling, draw_among, gather_samples
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
-from acgpt.engine.forward import run
 from acgpt.engine.modules import Watch
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.methods.sigma_gpt import SigmaGptTemporal

@@ -11,11 +11,10 @@ from models import ARCHITECTURES, random_query, tiny_model
 
 from acgpt.engine import engine as engines
 from acgpt.engine.architecture import check_model
-from acgpt.engine.attention import BACKENDS, Fused
+from acgpt.engine.attention import BACKENDS, Fused, run
 from acgpt.engine.decode import Sampling, draw
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
-from acgpt.engine.forward import run
 from acgpt.engine.head import fast_head
 from acgpt.engine.kernels.log_probs import linear_log_probs
 from acgpt.engine.layout import build

@@ -20,11 +20,10 @@ from test_varlen import PAIRS, by_definition
 
 from acgpt.engine import attention, packed_graphs
 from acgpt.engine.architecture import check_model
-from acgpt.engine.attention import Dense, Segments, Varlen
+from acgpt.engine.attention import Dense, Recorder, Segments, Varlen, run
 from acgpt.engine.cuda_step import CudaStep
 from acgpt.engine.decode import Sampling
 from acgpt.engine.engine import Engine
-from acgpt.engine.forward import Recorder, run
 from acgpt.engine.layout import build
 from acgpt.engine.packed_graphs import Bucket, Buffers, PackedGraphs, PackedRow, capacity, difference
 from acgpt.query.query import Query

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from acgpt.engine import attention
 from acgpt.engine.architecture import check_model
-from acgpt.engine.attention import Dense, Regroup, Segments, Varlen, as_int64, take
-from acgpt.engine.forward import run
+from acgpt.engine.attention import Dense, Regroup, Segments, Varlen, as_int64, run, take
 from acgpt.engine.layout import build
 from acgpt.methods import masked
 from acgpt.query.query import Query

@@ -15,9 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from acgpt.engine.attention import Backend, Cached, Dense, head_width
+from acgpt.engine.attention import BOTH_WAYS, NAME, OWN_ATTENTION, Backend, Cached, Dense, Recorder, head_width, run
 from acgpt.engine.device import matrix_products
-from acgpt.engine.forward import BOTH_WAYS, NAME, OWN_ATTENTION, Recorder, run
 from acgpt.engine.layout import Layout, upload
 from acgpt.engine.locks import process_lock, turn
 from acgpt.engine.modules import evaluating

@@ -30,9 +30,8 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from acgpt.engine.architecture import relative_difference
-from acgpt.engine.attention import Backend, Cached
+from acgpt.engine.attention import Backend, Cached, run
 from acgpt.engine.decode import Rows
-from acgpt.engine.forward import run
 from acgpt.engine.small_weights import Int4, Int8, LowRank, Product, available, is_faster
 from acgpt.engine.stand_in import StandIns, bare, blocks, can_join, is_plain, linear_layers, low_rank
 
@@ -107,7 +106,7 @@ class LlamaStep:
         self.heads = model.config.num_attention_heads, model.config.num_key_value_heads
 
     def __call__(self, ids: Tensor, positions: Tensor, backend: Backend, keep: int, cache: Rows) -> Tensor:
-        """Return the (rows, keep, V) logits at the last slots, as `forward.run` does."""
+        """Return the (rows, keep, V) logits at the last slots, as `attention.run` does."""
         rows, slots = ids.shape
         n, (query_heads, key_heads), width = rows * slots, self.heads, self.width
         states = self.embedding(ids).flatten(0, 1)  # (n, width of the network)

@@ -32,9 +32,8 @@ from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from acgpt.engine.architecture import relative_difference, tolerance_of
-from acgpt.engine.attention import BACKENDS, Backend, Ragged, can_decode_ragged, head_width
+from acgpt.engine.attention import BACKENDS, Backend, Ragged, Recorder, can_decode_ragged, head_width, run
 from acgpt.engine.decode import Rows
-from acgpt.engine.forward import Recorder, run
 from acgpt.engine.kernels import step as kernels
 from acgpt.engine.layout import build as lay_out
 from acgpt.engine.stand_in import FAMILIES, StandIns, bare, blocks, can_join, is_plain, linear_layers, low_rank
@@ -171,7 +170,7 @@ class PackedRow:
 
 
 def states_of(memory: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return the keys and values of each layer in what `CudaStep.memory` returned, as in `forward.Recorder`."""
+    """Return the keys and values of each layer in what `CudaStep.memory` returned, as in `attention.Recorder`."""
     return [(keys.transpose(1, 2), values.transpose(1, 2)) for keys, values in memory]
 
 
@@ -219,7 +218,7 @@ class CudaStep:
         cache: Rows,
         target_positions: Tensor | None = None,
     ) -> Tensor:
-        """Return the (rows, keep, V) logits at the last slots, as `forward.run` does."""
+        """Return the (rows, keep, V) logits at the last slots, as `attention.run` does."""
         rows, slots = ids.shape
         stream, *branches = self.residuals(ids, positions, backend, cache, target_positions)
         kept = (x.unflatten(0, (rows, slots))[:, slots - keep :] for x in (stream, *branches))
@@ -230,7 +229,7 @@ class CudaStep:
     def packed(
         self, ids: Tensor, positions: Tensor, backend: Backend, keep: Tensor, *, hidden: bool = False, kept: bool = True
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Run a packed batch, as `forward.run` does.
+        """Run a packed batch, as `attention.run` does.
 
         Args:
             ids: (1, N) token ids.

@@ -32,9 +32,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from acgpt.engine.attention import Backend, Cached, Ragged, as_int64, head_width, take
+from acgpt.engine.attention import Backend, Cached, Ragged, as_int64, head_width, run, take
 from acgpt.engine.device import capture
-from acgpt.engine.forward import run
 from acgpt.engine.kernels import draw as draw_kernel
 from acgpt.engine.kernels import step as step_kernels
 from acgpt.engine.layout import body_tokens, download, upload
@@ -465,7 +464,7 @@ class Decoder:
             ordered: The texts are in another order, given by `position_ids`.
             forbidden_token: A token that is not drawn.
             constrained: Draw only tokens that were allowed with `allow`.
-            forward: Replaces `forward.run` of the network, see `cpu_step` and `cuda_step`.
+            forward: Replaces `attention.run` of the network, see `cpu_step` and `cuda_step`.
 
         Returns:
             (rows, V) the logits, and (rows,) the columns to draw.

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from acgpt.engine.attention import BACKENDS, Cached, can_decode_ragged, can_fuse, choose_backend
+from acgpt.engine.attention import BACKENDS, Cached, Recorder, can_decode_ragged, can_fuse, choose_backend, run
 from acgpt.engine.cpu_step import CpuSteps, worthwhile
 from acgpt.engine.cuda_step import CudaStep, CudaSteps
 from acgpt.engine.decode import (
@@ -37,7 +37,6 @@ from acgpt.engine.decode import (
     slot_bytes,
     weights_of,
 )  # fmt: skip
-from acgpt.engine.forward import Recorder, run
 from acgpt.engine.head import fast_head
 from acgpt.engine.kernels.log_probs import linear_log_probs
 from acgpt.engine.layout import Layout, Sequences, batches, build, download, lay_out, slots_of, upload

@@ -4,7 +4,7 @@ A call switches the adapters and modes of its network, so two simultaneous calls
 turns instead:
 
     a call of `LanguageModel`                       holds the lock from the switch to the answer
-    a pass of `forward.run`, a step of decoding   holds it while it runs
+    a pass of `attention.run`, a step of decoding   holds it while it runs
 
 The lock belongs to the network, not to its wrapper: two `LanguageModel`s around one network share it. It is re-entrant.
 It is not held while a generator waits for its consumer, who may make another call or never resume the generator.

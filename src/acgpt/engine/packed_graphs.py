@@ -45,7 +45,7 @@ from acgpt.engine.device import capture
 from acgpt.engine.layout import Layout
 from acgpt.engine.prefixes import PASS_WORK
 
-States = list[tuple[Tensor, Tensor]]  # keys and values of each layer, as in `forward.Recorder`
+States = list[tuple[Tensor, Tensor]]  # keys and values of each layer, as in `attention.Recorder`
 
 LEAST_SLOTS, LEAST_QUERIES, LEAST_LONGEST = 64, 8, 128
 MOST_SLOTS = 2**13  # of a bucket

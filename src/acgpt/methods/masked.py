@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from acgpt.engine.attention import BACKENDS, Backend
+from acgpt.engine.attention import BACKENDS, Backend, run
 from acgpt.engine.decode import Answer, Drawn, Sampling, draw
 from acgpt.engine.engine import Engine
-from acgpt.engine.forward import run
 from acgpt.engine.layout import Layout
 from acgpt.engine.score import check_numbers, forbid
 from acgpt.query.query import Query

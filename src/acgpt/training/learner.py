@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 
-from acgpt.engine.attention import Dense, Fused, Varlen, head_width
-from acgpt.engine.forward import NAME
+from acgpt.engine.attention import NAME, Dense, Fused, Varlen, head_width
 from acgpt.engine.head import has_plain_head
 from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels.loss import linear_cross_entropy
@@ -172,7 +171,7 @@ class Learner(nn.Module):
         inputs: dict[str, Any] = {
             "inputs_embeds": embedded,
             "position_ids": batch.positions[None],
-            "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # see `forward.run`
+            "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),  # see `attention.run`
             "use_cache": False,
             NAME: backend,
         }
