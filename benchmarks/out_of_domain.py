@@ -30,7 +30,7 @@ from common import Parser, mean_with_interval, print_record
 
 import acgpt
 from acgpt.data.corpus import Corpus
-from acgpt.models.adapters import Choice
+from acgpt.models.ask import Choice
 from acgpt.models.metadata import tokenizer_hash
 
 SIDES, GAP = (100, 200), (4, 12)  # tokens: least and most

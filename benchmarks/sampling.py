@@ -35,13 +35,13 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from acgpt import LanguageModel, Query
 from acgpt.engine.architecture import check_model
 from acgpt.engine.attention import choose_backend
-from acgpt.engine.decode import Sampling
 from acgpt.engine.engine import Engine
 from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.generator import Generator
 from acgpt.methods import METHODS
 from acgpt.models.metadata import Metadata
 from acgpt.query.modes import MODES
+from acgpt.query.sampling import Sampling
 from acgpt.training.learner import new_model
 from acgpt.training.recipe import SHAPES
 

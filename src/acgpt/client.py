@@ -16,17 +16,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
 from itertools import count
 from typing import Any, Generic, Self, TypeVar
 
 from acgpt.errors import InputError, QueryError, ServerError, TemplateError
 from acgpt.models.answer_json import read
-from acgpt.models.answers import Fill, Lengths, Piece, Ranking, Sample, Score
+from acgpt.models.answers import Piece
+from acgpt.models.ask import Ask, FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk, StreamAsk, asks
 from acgpt.query.query import Query
 from acgpt.query.template import escape
 from acgpt.version import __version__
@@ -36,7 +36,6 @@ try:
 except ModuleNotFoundError as error:
     raise InputError("a client needs the package httpx: pip install 'acgpt[client]'") from error
 
-Question = str | Query
 Result = TypeVar("Result")
 HttpClient = TypeVar("HttpClient", httpx.Client, httpx.AsyncClient)
 Request = tuple[str, str, dict[str, Any] | None]  # verb, route and body
@@ -61,22 +60,20 @@ def batch_size(info: Mapping[str, Any]) -> int:
     return max(1, min(BATCH, *(int(limits.get(name, BATCH)) for name in ("max_questions", "queue"))))
 
 
-def sent_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a question as JSON. `notice`, a function that is told of progress, is not sent."""
-    sent = {name: value for name, value in options.items() if value is not None and name != "notice"}
-    if sent.get("adapter") is False:
-        sent["adapter"] = "none"
-    return sent
+def sent(ask: Ask) -> dict[str, Any]:
+    """Return the fields of a question as JSON, without those that have their default."""
+    body = {item.name: getattr(ask, item.name) for item in fields(ask) if item.name not in ("notice", ask.asks)}
+    defaults = {item.name: item.default for item in fields(ask)}
+    body = {name: value for name, value in body.items() if value is not None and value != defaults[name]}
+    if body.get("adapter") is False:
+        body["adapter"] = "none"
+    return body
 
 
-def to_question(question: Any) -> Any:
+def to_question(question: str | Query) -> Any:
     """Return a question as JSON."""
     if isinstance(question, Query):
         return {name: value for name, value in asdict(question).items() if value is not None}
-    if not isinstance(question, str):
-        raise QueryError(
-            f"a question must be a template (a string) or a Query, not {type(question).__name__}: {question!r}."
-        )
     return question
 
 
@@ -168,37 +165,44 @@ class Questions(ABC, Generic[HttpClient]):
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
-    def log_prob(self, query: Question | Sequence[Question], *, future: bool | None = None, adapter: Any = None) -> Any:
+    @asks(ScoreAsk)
+    def log_prob(self, ask: ScoreAsk) -> Any:
         """Return the log-probability of the asked tokens, see `LanguageModel.log_prob`."""
-        return self._run(self._ask("log_prob", Score, "query", query, {"future": future, "adapter": adapter}))
+        return self._run(self._ask(ask))
 
-    def sample(
-        self, query: Question | Sequence[Question], n: int = 1, *, seed: int | None = None, **options: Any
-    ) -> Any:
+    @asks(SampleAsk)
+    def sample(self, ask: SampleAsk) -> Any:
         """Sample the asked tokens, see `LanguageModel.sample`; its option `notice` is without effect."""
-        seed = secrets.randbits(32) if seed is None else seed  # the same for all questions of a list
-        return self._run(self._ask("sample", list[Sample], "query", query, {**options, "n": n, "seed": seed}))
+        return self._run(self._ask(ask))
 
-    def fill(self, template: str | Sequence[str], n: int = 5, *, seed: int | None = None, **options: Any) -> Any:
+    @asks(FillAsk)
+    def fill(self, ask: FillAsk) -> Any:
         """Fill the gaps of a template, see `LanguageModel.fill`; its option `notice` is without effect."""
-        seed = secrets.randbits(32) if seed is None else seed
-        return self._run(self._ask("fill", list[Fill], "template", template, {**options, "n": n, "seed": seed}))
+        return self._run(self._ask(ask))
 
     def infill(self, prefix: str, suffix: str, n: int = 1, **options: Any) -> Any:
         """Fill the gap between two strings, see `LanguageModel.infill`."""
         return self.fill(escape(prefix, before_slot=True) + "{{_}}" + escape(suffix), n, **options)
 
-    def rank(self, template: str | Sequence[str], *, future: bool | None = None, adapter: Any = None) -> Any:
+    @asks(RankAsk)
+    def rank(self, ask: RankAsk) -> Any:
         """Rank the alternatives of a template, or of each of a list, see `LanguageModel.rank`."""
-        return self._run(self._ask("rank", Ranking, "template", template, {"future": future, "adapter": adapter}))
+        return self._run(self._ask(ask))
 
-    def lengths(self, template: str | Sequence[str], known: Sequence[int] = (), **options: Any) -> Any:
+    @asks(LengthsAsk)
+    def lengths(self, ask: LengthsAsk) -> Any:
         """Return the probability of each length of a gap, see `LanguageModel.lengths`."""
-        return self._run(self._ask("lengths", Lengths, "template", template, {**options, "known": list(known)}))
+        return self._run(self._ask(ask))
 
     def query(self, template: str) -> Any:
         """Tokenize a template, see `LanguageModel.query`."""
-        return self._run(self._ask("query", Query, "template", template, {}))
+
+        def flow() -> Flow[Query]:
+            reply = yield from self._send("POST", "query", {"template": to_question(template)})
+            query: Query = read(Query, reply["results"][0])
+            return query
+
+        return self._run(flow())
 
     def pieces(self, tokens: Sequence[int]) -> Any:
         """Return the text that each token contributes, see `LanguageModel.pieces`."""
@@ -214,17 +218,15 @@ class Questions(ABC, Generic[HttpClient]):
     def _run(self, flow: Flow[Any]) -> Any:
         """Carry out a flow, and return its result."""
 
-    def _ask(self, method: str, kind: Any, field: str, questions: Any, options: Mapping[str, Any]) -> Flow[Any]:
-        """Ask one question or a list of them, in as many requests as it takes; an answer is of this kind."""
-        single = isinstance(questions, str | Query) or not isinstance(questions, Iterable)
-        entries = [to_question(question) for question in ([questions] if single else questions)]
+    def _ask(self, ask: Ask) -> Flow[Any]:
+        """Ask one question or a list of them, in as many requests as it takes."""
+        entries = [to_question(one.question) for one in ask.each()]
         batch = batch_size((yield from self._known())) if len(entries) > 1 else BATCH
         results: list[Any] = []
         for start in range(0, len(entries), batch):
-            body = {field: entries[start : start + batch], **sent_options(options)}
-            reply = yield from self._send("POST", method, body)
-            results += [read(kind, answer) for answer in reply["results"]]
-        return results[0] if single else results
+            reply = yield from self._send("POST", ask.name, {**sent(ask), ask.asks: entries[start : start + batch]})
+            results += [read(ask.answer, answer) for answer in reply["results"]]
+        return results[0] if ask.single else results
 
     def _known(self) -> Flow[dict[str, Any]]:
         """Ask the server once what it says of its model: name, method, adapters, positions, limits."""
@@ -286,15 +288,13 @@ class Client(Questions[httpx.Client]):
         """Close the connections."""
         self._http.close()
 
-    def stream(self, template: str, **options: Any) -> Iterator[Piece]:
+    @asks(StreamAsk)
+    def stream(self, ask: StreamAsk) -> Iterator[Piece]:
         """Fill the gaps of a template and yield the text as it is made, see `LanguageModel.stream`.
 
         If the iterator is closed, the server stops.
         """
-        return self._pieces({**sent_options(options), "template": to_question(template), "stream": True})
-
-    def _pieces(self, body: dict[str, Any]) -> Iterator[Piece]:
-        """Yield the pieces of a stream."""
+        body = {**sent(ask), "template": ask.question, "stream": True}
         for attempt in count():
             try:
                 with self._http.stream("POST", "/v1/fill", json=body) as response:
@@ -371,9 +371,10 @@ class AsyncClient(Questions[httpx.AsyncClient]):
         """Close the connections."""
         await self._http.aclose()
 
-    async def stream(self, template: str, **options: Any) -> AsyncIterator[Piece]:
+    @asks(StreamAsk)
+    async def stream(self, ask: StreamAsk) -> AsyncIterator[Piece]:
         """Fill the gaps of a template and yield the text as it is made, see `LanguageModel.stream`."""
-        body = {**sent_options(options), "template": to_question(template), "stream": True}
+        body = {**sent(ask), "template": ask.question, "stream": True}
         for attempt in count():
             try:
                 async with self._http.stream("POST", "/v1/fill", json=body) as response:

@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 from acgpt.cli.main import app
 from acgpt.common.files import write_atomically, write_json
 from acgpt.data.corpus import Corpus
-from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError, QueryError
 from acgpt.evaluation import generator as module
 from acgpt.evaluation.generations import as_line
@@ -33,6 +32,7 @@ from acgpt.methods.sigma_gpt import SigmaGptRandom
 from acgpt.query.conditioning import Conditioning
 from acgpt.query.modes import MODES
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 CANNOT = {
     "gpt": {"infilling", "training"},
@@ -46,7 +46,7 @@ CANNOT = {
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_method_draws_what_it_can_answer_and_leaves_the_rest_as_it_was(name, tmp_path):
     lm, asked = model_of(name), set_of()
-    generator = Generator(lm, asked, samples=2, prompt=5, sampling=Sampling(0.8, 0.95, seed=3))
+    generator = Generator(lm, asked, samples=2, prompt=5, sampling=Sampling(temperature=0.8, top_p=0.95, seed=3))
     records = {mode: generator.write(mode, tmp_path) for mode in MODES}
     cannot = {mode for mode, record in records.items() if record is None}
     if name in CANNOT or METHODS[name].abilities.samples_any:
@@ -77,7 +77,7 @@ def test_every_method_draws_what_it_can_answer_and_leaves_the_rest_as_it_was(nam
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.bound])
 def test_log_probs_are_those_of_the_model_itself_in_every_mode(name, tmp_path):
     lm, asked = model_of(name, dtype=torch.float64), set_of(texts=3)
-    generator = Generator(lm, asked, prompt=4, sampling=Sampling(0.5, 0.9))
+    generator = Generator(lm, asked, prompt=4, sampling=Sampling(temperature=0.5, top_p=0.9))
     for mode in MODES:
         if not generator.write(mode, tmp_path):
             continue
@@ -229,7 +229,7 @@ def test_every_text_has_samples_of_its_own_also_where_nothing_is_given(name, tmp
     lines = lines_of(tmp_path / "unconditional.jsonl")
     assert [(line["item"], line["sample"]) for line in lines] == [(number // 2, number) for number in range(18)]
     assert len({tuple(line["tokens"]) for line in lines}) == 18
-    question, options = generator.queries("unconditional")[8], Sampling(0.8, 0.95, first=16)
+    question, options = generator.queries("unconditional")[8], Sampling(temperature=0.8, top_p=0.95, first=16)
     with torch.inference_mode():
         ((again, _),) = method_of(name).sample(generator.engine, [question], 1, options)[0]
     assert again.tolist() == lines[16]["tokens"]

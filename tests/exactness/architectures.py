@@ -45,11 +45,11 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from acgpt.engine.architecture import check_model
-from acgpt.engine.decode import Sampling
 from acgpt.engine.engine import Engine
 from acgpt.errors import ModelError
 from acgpt.models.language_model import positions_of
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 RECORD = Path(__file__).with_suffix(".json")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "architectures.md"

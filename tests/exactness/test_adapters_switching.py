@@ -20,10 +20,11 @@ from acgpt import InputError, LanguageModel, Metadata, ModelError, Query, QueryE
 from acgpt.cli.main import app
 from acgpt.cli.ui import named_adapters
 from acgpt.engine import decode
-from acgpt.engine.decode import Decoder, Sampling
+from acgpt.engine.decode import Decoder
 from acgpt.engine.engine import Engine
 from acgpt.engine.peft import adapter_layers, adapters_at_work, switched
 from acgpt.models.metadata import weights_hash
+from acgpt.query.sampling import Sampling
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.usefixtures("offline")

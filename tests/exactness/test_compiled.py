@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from acgpt.cli.main import app
 from acgpt.data.corpus import Corpus
-from acgpt.engine.decode import Sampling
 from acgpt.engine.modules import compile_blocks, is_compiled
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.dataset import EvaluationDataset
@@ -26,6 +25,7 @@ from acgpt.evaluation.generator import Generator
 from acgpt.methods import METHODS, method_of
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata, tokenizer_hash
+from acgpt.query.sampling import Sampling
 
 PASSES = [name for name, method in METHODS.items() if method.compiles]
 QUESTIONS = [query(roles) for roles in ("ggaaaa", "gaaaaaaaaa", "gggaaaaag", "aaag")]

@@ -15,7 +15,6 @@ from acgpt.engine import cpu_step
 from acgpt.engine.architecture import check_model
 from acgpt.engine.attention import Cached, run
 from acgpt.engine.cpu_step import FEWEST_STEPS, MOST_TOKENS, CpuSteps, LlamaStep
-from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.engine.modules import Watch
@@ -23,7 +22,9 @@ from acgpt.engine.peft import switched
 from acgpt.engine.prefixes import Prefixes
 from acgpt.engine.small_weights import BLOCK, Int4, Int8, LowRank
 from acgpt.engine.stand_in import linear_layers
+from acgpt.models.ask import SampleAsk
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 from acgpt.serving.scheduler import Scheduler
 
 VOCABULARY = 160
@@ -412,7 +413,7 @@ def test_a_server_draws_what_the_library_draws(small_steps):
     used = len(small_steps)
     scheduler = Scheduler(lm.searches.executor)
     try:
-        (served,) = scheduler.submit(lm.searches.sample(blank(), seed=1)).future.result(60)
+        (served,) = scheduler.submit(lm.searches.of(SampleAsk(blank(), seed=1))).future.result(60)
     finally:
         assert scheduler.close(timeout=60)
     assert small_steps[used:] == [1] * FEWEST_STEPS

@@ -20,7 +20,7 @@ from acgpt.engine import cuda_step
 from acgpt.engine.architecture import check_model
 from acgpt.engine.attention import Ragged, run
 from acgpt.engine.cuda_step import CudaStep, CudaSteps, copied_bytes, supports
-from acgpt.engine.decode import Decoder, Rows, Sampling, draw_among, gather_samples
+from acgpt.engine.decode import Decoder, Rows, draw_among, gather_samples
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.engine.modules import Watch
@@ -28,6 +28,7 @@ from acgpt.methods.ac_gpt import AcGpt
 from acgpt.methods.sigma_gpt import SigmaGptTemporal
 from acgpt.methods.sigma_network import SigmaGPTForCausalLM
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 NETWORKS = {
     "GPT-NeoX": ("gpt_neox", {}),

@@ -29,12 +29,13 @@ from tolerance import EXACT
 import acgpt.engine.engine
 import acgpt.engine.steps
 from acgpt.engine.attention import Dense, Recorder, run
-from acgpt.engine.decode import Rows, Sampling, noise, prefill_tokens
+from acgpt.engine.decode import Rows, noise, prefill_tokens
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import build
 from acgpt.engine.steps import WIDTHS, Row, StepCost, choose_width, few_shapes, schedule, steps_of
 from acgpt.errors import ModelError
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 
 def sampler(model, *, budget=10_000, most_rows=None):

@@ -14,11 +14,12 @@ from models import random_query, tiny_model
 from tolerance import same_draws
 
 from acgpt.engine.architecture import check_model
-from acgpt.engine.decode import Decoder, Sampling, draw_among, draw_each
+from acgpt.engine.decode import Decoder, draw_among, draw_each
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.errors import ModelError, QueryError
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 SAMPLING = Sampling(temperature=0.9, top_p=0.95, seed=5)
 
@@ -32,7 +33,7 @@ def engine(request):
 
 def alone(engine, query, sample=0, *, future=True, seed=5):
     with torch.inference_mode():
-        (drawn,) = engine.sample([query], sample + 1, Sampling(0.9, 0.95, seed=seed), future)
+        (drawn,) = engine.sample([query], sample + 1, Sampling(temperature=0.9, top_p=0.95, seed=seed), future)
     return drawn[sample]
 
 
@@ -49,7 +50,7 @@ def run_to_the_end(decoding):
 
 def test_rows_with_options_of_their_own_draw_what_each_draws_alone():
     logits, uniform = torch.randn(7, 9, dtype=torch.double), torch.rand(7, dtype=torch.double)
-    kinds = [Sampling(0.7, top_k=4), Sampling(1.3), Sampling(0.0)]
+    kinds = [Sampling(temperature=0.7, top_k=4), Sampling(temperature=1.3), Sampling(temperature=0.0)]
     samplings = [kinds[i] for i in (0, 1, 2, 0, 2, 1, 0)]
     for allowed in (None, torch.rand(7, 9) < 0.8):
         together = draw_each(logits, uniform, samplings, allowed)

@@ -43,12 +43,12 @@ from transformers import (
 
 from acgpt.engine.architecture import check_model
 from acgpt.engine.attention import Cached, Dense, Fused, Varlen, attend, choose_backend, run
-from acgpt.engine.decode import Sampling
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import build
 from acgpt.engine.score import target_log_probs
 from acgpt.errors import ModelError
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 
 def ragged(*, unknown=0.15):

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -23,12 +24,12 @@ from tolerance import exactly
 
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, Query, QueryError, TemplateError
 from acgpt.engine.architecture import check_model
-from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
-from acgpt.models.fill import Options
+from acgpt.models.ask import FillAsk
 from acgpt.models.fill_by_search import BONUS, FillBySearch
 from acgpt.models.region import constraint_of
+from acgpt.query.sampling import Sampling, SamplingOptions
 from acgpt.query.template import Slot, parse
 from acgpt.query.vocabulary import ByteVocabulary
 
@@ -227,8 +228,12 @@ def enumerated():
     return before, after, candidates_of((BEFORE, AFTER), [1, 2, 3], vocabulary.tokens)
 
 
-def filler_of(lm, template=TEMPLATE, **options):
-    return lm.searches.filler(parse(template), template, Options(**options))
+SETTINGS = fields(SamplingOptions)
+
+
+def filler_of(lm, template=TEMPLATE, sampling=None):
+    options = {"seed": 0} if sampling is None else {item.name: getattr(sampling, item.name) for item in SETTINGS}
+    return lm.searches.filler(parse(template), FillAsk(template, n=1, **options))
 
 
 def test_the_search_considers_all_lengths_that_have_a_candidate(lm, enumerated):
@@ -242,7 +247,10 @@ def test_the_search_considers_all_lengths_that_have_a_candidate(lm, enumerated):
     assert not found[1] and len(found[2]) == 7
 
 
-@pytest.mark.parametrize("sampling", [Sampling(seed=3), Sampling(0.7, 0.9, seed=3), Sampling(1.5, top_k=3, seed=3)])
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(seed=3), Sampling(temperature=0.7, top_p=0.9, seed=3), Sampling(temperature=1.5, top_k=3, seed=3)],
+)
 def test_candidates_are_drawn_with_the_renormalised_probabilities_of_the_allowed_tokens(lm, enumerated, sampling):
     before, after, found = enumerated
     filler = filler_of(lm, sampling=sampling)
@@ -692,7 +700,7 @@ class Multiples:
         self.total += token
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0.9, 0.95, seed=5), Sampling(0)])
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.9, top_p=0.95, seed=5), Sampling(temperature=0)])
 def test_rows_with_and_without_guides_draw_in_one_batch_what_they_draw_alone(sampling):
     model = tiny_model().double()
     check_model(model)
@@ -729,7 +737,7 @@ def test_without_guides_constrained_and_unconstrained_decoding_agree():
     engine, query = Engine(model, bos=0, mask=1, backend="dense", budget=1000), Query([None] * 6, [False] * 6)
     rows = []
     for guide in (None, Multiples(1)):
-        decoding = Decoding(engine, Sampling(0.8, seed=1))
+        decoding = Decoding(engine, Sampling(temperature=0.8, seed=1))
         rows += decoding.prefill([query], guides=[guide])
         while not rows[-1].done:
             decoding.step()

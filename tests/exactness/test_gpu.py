@@ -12,7 +12,7 @@ from models import ARCHITECTURES, random_query, tiny_model
 from acgpt.engine import engine as engines
 from acgpt.engine.architecture import check_model
 from acgpt.engine.attention import BACKENDS, Fused, run
-from acgpt.engine.decode import Sampling, draw
+from acgpt.engine.decode import draw
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.engine.head import fast_head
@@ -23,6 +23,7 @@ from acgpt.engine.score import target_log_probs
 from acgpt.errors import ModelError
 from acgpt.methods import METHODS, masked
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 pytestmark = [
     pytest.mark.gpu,

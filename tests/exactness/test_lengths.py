@@ -20,6 +20,7 @@ import acgpt
 from acgpt import LanguageModel, Metadata, ModelError, Query, QueryError
 from acgpt.engine.engine import Engine
 from acgpt.engine.length_head import FILE, LengthHead
+from acgpt.models.ask import FillAsk
 from acgpt.models.fill_by_lengths import MASS
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.gaps import encode_gaps
@@ -247,7 +248,7 @@ def test_no_more_lengths_are_tried_when_the_time_is_over(lm, monkeypatch):
     monkeypatch.setattr("acgpt.models.fill_by_lengths.MASS", 2.0)  # all lengths
     likely = sorted(lm.lengths("x.{{_1-30}}.y").most_probable(16))
     assert {fill.lengths[0] for fill in lm.fill("x.{{_1-30}}.y", 16, patience=16)} == set(likely)
-    (fills,) = lm._executor.run([lm.searches.fill("x.{{_1-30}}.y", 16, patience=16, seconds=1e-9)])
+    (fills,) = lm._executor.run([lm.searches.of(FillAsk("x.{{_1-30}}.y", 16, patience=16, seconds=1e-9))])
     assert {fill.lengths[0] for fill in fills} == set(likely[:4])
 
 

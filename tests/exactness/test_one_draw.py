@@ -12,8 +12,9 @@ from models import truncated
 from tolerance import EXACT, exactly
 
 import acgpt.engine.decode
-from acgpt.engine.decode import Sampling, draw
+from acgpt.engine.decode import draw
 from acgpt.errors import InputError
+from acgpt.query.sampling import Sampling
 
 
 def drawn(logits, uniform, dtype=torch.float64, **how):
@@ -41,7 +42,7 @@ def test_temperature_top_k_and_top_p_mean_what_the_book_says(logits, temperature
     ranked = np.sort(hot / hot.sum())[::-1][:top_k]
     held = ranked.cumsum() / ranked.sum()
     assume(np.abs(held - top_p).min() > 1e-9 or top_p == 1)  # rounding decides there
-    want = truncated(p, Sampling(temperature, top_p, top_k))
+    want = truncated(p, Sampling(temperature=temperature, top_p=top_p, top_k=top_k))
     tokens, log_probs = drawn(logits, GRID, temperature=temperature, top_k=top_k, top_p=top_p)
     share = np.bincount(tokens.numpy(), minlength=len(logits)) / len(GRID)
     # Equal logits may be kept in either order: compare what is drawn as probabilities, the largest first.
@@ -119,7 +120,7 @@ def test_the_likeliest_few_give_what_a_sort_of_all_gives(top_p, top_k, monkeypat
         monkeypatch.setattr(acgpt.engine.decode, "FEW", few)
         for rows in (1, 200):
             pairs = zip(logits.split(rows), uniform.split(rows), strict=True)
-            found.append([draw(*pair, Sampling(0.8, top_p, top_k)) for pair in pairs])
+            found.append([draw(*pair, Sampling(temperature=0.8, top_p=top_p, top_k=top_k)) for pair in pairs])
     alone, together, *whole = [[torch.cat(parts) for parts in zip(*each, strict=True)] for each in found]
     for tokens, log_probs in (alone, together, *whole):
         assert torch.equal(tokens, alone[0])

@@ -22,11 +22,11 @@ from acgpt.engine import attention, packed_graphs
 from acgpt.engine.architecture import check_model
 from acgpt.engine.attention import Dense, Recorder, Segments, Varlen, run
 from acgpt.engine.cuda_step import CudaStep
-from acgpt.engine.decode import Sampling
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import build
 from acgpt.engine.packed_graphs import Bucket, Buffers, PackedGraphs, PackedRow, capacity, difference
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 CAPTURING = 4  # passes of the second use of a bucket: its own, one to compare with, one that compiles, the captured one
 BATCHES = [

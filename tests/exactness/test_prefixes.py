@@ -7,10 +7,10 @@ import torch
 from models import tiny_model
 from tolerance import same_draws
 
-from acgpt.engine.decode import Sampling
 from acgpt.engine.engine import Engine
 from acgpt.engine.prefixes import LEAST, Prefixes
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 LENGTH = 30
 ARCHITECTURES = ["gpt2", "llama", "gpt_neox"]

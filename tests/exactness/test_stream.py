@@ -11,12 +11,13 @@ from generators import lines_of, model_of, set_of
 from tolerance import same_draws
 from toys import engine_of, query, toy
 
-from acgpt.engine.decode import Rows, Sampling
+from acgpt.engine.decode import Rows
 from acgpt.engine.layout import download
 from acgpt.errors import ModelError
 from acgpt.evaluation import generator as module
 from acgpt.evaluation.generator import Generator
 from acgpt.methods import METHODS, method_of
+from acgpt.query.sampling import Sampling
 
 RAGGED = [query(roles) for roles in ("gag", "aaaa", "ga", "aaaag", "gaaaa", "aaag")]
 

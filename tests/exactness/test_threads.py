@@ -23,10 +23,10 @@ from transformers import PreTrainedModel
 
 import acgpt
 from acgpt import LanguageModel, Metadata
-from acgpt.engine.decode import Sampling
 from acgpt.engine.locks import process_lock, turn
 from acgpt.engine.modules import evaluating
 from acgpt.methods import method_of
+from acgpt.query.sampling import Sampling
 
 THREADS = 4
 RANKED = "The {{cat|dog|bird}} sat on the mat."

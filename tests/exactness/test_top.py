@@ -8,10 +8,10 @@ from models import by_definition, finished, masked_logits, random_query, tiny_mo
 from tolerance import EXACT, exactly
 
 from acgpt import LanguageModel, Metadata, Query, QueryError
-from acgpt.engine.decode import Sampling
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.models.executor import Top
+from acgpt.query.sampling import Sampling
 from acgpt.serving.scheduler import Scheduler
 
 START = 7

@@ -13,13 +13,13 @@ from models import masked_logits
 from tolerance import same_draws
 from toys import BOS, all_fillings, answer, counted, engine_of, learner_of, mask_of, p_value, query, roles_of, toy
 
-from acgpt.engine.decode import Sampling
 from acgpt.engine.layout import Budget
 from acgpt.errors import QueryError
 from acgpt.methods import method_of
 from acgpt.methods.diffusion import Diffusion
 from acgpt.query.conditioning import generator
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 from acgpt.training.batches import Batch
 
 MODEL = toy("diffusion", vocabulary=3, scale=3.0, seed=2)  # one in which what is read, and when, makes a difference

@@ -9,11 +9,11 @@ import pytest
 import torch
 from toys import BOS, answer, engine_of, every_query, learner_of, mask_of, query, roles_of, toy
 
-from acgpt.engine.decode import Sampling
 from acgpt.engine.layout import Budget
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import method_of
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, Infilling
+from acgpt.query.sampling import Sampling
 from acgpt.training.batches import Batch
 
 

@@ -24,7 +24,6 @@ from typer.testing import CliRunner
 from acgpt.cli.main import app
 from acgpt.cli.methods import COLUMNS
 from acgpt.engine import attention
-from acgpt.engine.decode import Sampling
 from acgpt.engine.engine import Engine
 from acgpt.errors import ModelError, QueryError
 from acgpt.methods import METHODS, method_of
@@ -34,6 +33,7 @@ from acgpt.models.card import card
 from acgpt.models.metadata import Metadata, model_method
 from acgpt.query.conditioning import ASKED, GIVEN, generator
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 from acgpt.query.template import parse
 from acgpt.query.text import encode
 from acgpt.report.from_scratch import PAPER

@@ -20,12 +20,12 @@ from toys import BOS, answer, engine_of, p_value, toy
 from toys import query as query_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from acgpt.engine.decode import Sampling
 from acgpt.errors import QueryError
 from acgpt.methods import METHODS, Abilities, Method, registry
 from acgpt.methods.gpt import Gpt
 from acgpt.methods.registry import GROUP, Registry
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "right-to-left"

@@ -26,13 +26,14 @@ from toys import (
 )
 from transformers import AutoModelForCausalLM
 
-from acgpt.engine.decode import Sampling, randomness
+from acgpt.engine.decode import randomness
 from acgpt.engine.layout import Budget
 from acgpt.errors import InputError, ModelError, QueryError
 from acgpt.methods import method_of
 from acgpt.methods.sigma_gpt import SigmaGptRandom
 from acgpt.methods.sigma_network import REACH, SigmaGPTForCausalLM
 from acgpt.query.conditioning import generator
+from acgpt.query.sampling import Sampling
 from acgpt.training.batches import Batch
 
 TEMPORAL, RANDOM = "sigma-gpt-temporal", "sigma-gpt-random"

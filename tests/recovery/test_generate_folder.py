@@ -9,11 +9,11 @@ import torch
 from generators import model_of, set_of, stop
 
 from acgpt.common.files import write_atomically
-from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.evaluation import generator as module
 from acgpt.evaluation.generator import Generator
 from acgpt.evaluation.partial import open_part
+from acgpt.query.sampling import Sampling
 
 
 def test_a_file_that_was_cut_off_is_refused_and_drawn_again_when_it_is_gone(tmp_path):
@@ -112,8 +112,8 @@ def test_another_configuration_in_the_folder_is_refused_with_what_differs(tmp_pa
     content = {path: path.read_bytes() for path in tmp_path.iterdir()}
     for arguments, words in (
         ({"samples": 2}, "samples 1, and not 2"),
-        ({"sampling": Sampling(0.8, 0.9)}, "top_p 0.95, and not 0.9"),
-        ({"sampling": Sampling(0.8, 0.95, seed=1)}, "seed 0, and not 1"),
+        ({"sampling": Sampling(temperature=0.8, top_p=0.9)}, "top_p 0.95, and not 0.9"),
+        ({"sampling": Sampling(temperature=0.8, top_p=0.95, seed=1)}, "seed 0, and not 1"),
         ({"prompt": 3}, "prompt 20, and not 3"),
         ({"budget": 64}, "batch_tokens 8192, and not 64"),
     ):

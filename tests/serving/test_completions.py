@@ -11,7 +11,7 @@ import torch
 from servers import MASK, local_client, service_of, tiny_lm
 from tolerance import exactly
 
-from acgpt.engine.decode import Sampling
+from acgpt.query.sampling import Sampling
 from acgpt.query.text import encode_text
 from acgpt.serving.app import create_app
 from acgpt.serving.completions import CANDIDATES, Completer, Completions, Options
@@ -108,7 +108,7 @@ def test_a_gap_is_filled_with_all_options_of_its_request(both, stream, max_token
 
 def test_mask_is_not_drawn_however_likely_it_is():
     lm = tiny_lm()
-    (search,) = Completer(lm).complete([PREFIX], Options(max_tokens=3, sampling=Sampling(0.0)))
+    (search,) = Completer(lm).complete([PREFIX], Options(max_tokens=3, sampling=Sampling(temperature=0.0)))
 
     def drawn():
         ((completion,),) = (completions.texts for completions in lm.searches.executor.run([search()]))
@@ -139,14 +139,19 @@ def check_stream(lm, prompts, options):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("gap", [{"suffix": SUFFIX}, {"heal": True}], ids=["before a suffix", "at the end"])
 def test_the_parts_of_a_stream_of_gaps_are_those_of_its_texts(served_lm, temperature, gap):
-    options = Options(**gap, max_tokens=4, stop=(" the",), sampling=Sampling(temperature, seed=4))
+    options = Options(**gap, max_tokens=4, stop=(" the",), sampling=Sampling(temperature=temperature, seed=4))
     texts = check_stream(served_lm, [PREFIX, "A dog"], options)
     assert len(texts) == 2 and any(texts)
 
 
 def test_the_parts_of_a_stream_that_the_time_limit_ends_are_those_of_its_text(served_lm, monkeypatch):
     """The clock moves a second a look, so that the time is over at each of the looks in turn."""
-    options = {"heal": True, "max_tokens": 4, "stop": ("never seen, and long",), "sampling": Sampling(1.0, seed=4)}
+    options = {
+        "heal": True,
+        "max_tokens": 4,
+        "stop": ("never seen, and long",),
+        "sampling": Sampling(temperature=1.0, seed=4),
+    }
     (whole,) = check_stream(served_lm, [PREFIX], Options(**options))
     texts = set()
     for seconds in range(1, 12):

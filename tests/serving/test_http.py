@@ -18,6 +18,7 @@ from servers import MASK, running, service_of, tiny_lm, until
 
 from acgpt import LanguageModel, Metadata
 from acgpt.engine.locks import turn
+from acgpt.models.ask import StreamAsk
 from acgpt.serving.app import create_app
 from acgpt.serving.gate import Gate
 from acgpt.serving.scheduler import Scheduler
@@ -236,7 +237,9 @@ def test_a_client_that_does_not_read_does_not_keep_the_server_from_ending(long_l
 
 def test_a_stream_that_nobody_reads_ends_at_its_deadline(long_lm, slow_steps):
     async def read_one(service):
-        items = service.stream(lambda report: long_lm.searches.stream("The {{_400-500}}", report, max_tokens=500))
+        items = service.stream(
+            lambda report: long_lm.searches.stream(StreamAsk("The {{_400-500}}", max_tokens=500), report)
+        )
         await anext(items)
         (job,) = service.scheduler.jobs
         while not job.cancelled:

@@ -329,14 +329,14 @@ def test_a_server_that_drains_refuses(served_lm):
 def test_a_failure_is_500_leaks_nothing_and_harms_no_other_request(served_lm, monkeypatch, caplog):
     log_prob = type(served_lm.searches).log_prob
 
-    def failing(self, questions, **options):
-        search = log_prob(self, questions, **options)
+    def failing(self, ask):
+        search = log_prob(self, ask)
 
         def fails():
             yield next(search)
             raise KeyError("secret prompt")
 
-        return fails() if len(questions[0]) == 3 else search
+        return fails() if ask.question == "ab{{c}}" else search
 
     monkeypatch.setattr(type(served_lm.searches), "log_prob", failing)
     with service_of(served_lm) as service, caplog.at_level(logging.INFO, "acgpt.serving"):

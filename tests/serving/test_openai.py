@@ -16,7 +16,7 @@ from servers import serving
 from tolerance import exactly
 
 from acgpt import LanguageModel, Metadata
-from acgpt.engine.decode import Sampling
+from acgpt.query.sampling import Sampling
 from acgpt.query.text import encode_text
 from acgpt.query.vocabulary import ByteVocabulary
 from acgpt.serving.completions import Completer, Options

@@ -16,6 +16,7 @@ from tolerance import exactly, same_scores
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.modules import blocks_of
 from acgpt.models.answers import Fill
+from acgpt.models.ask import FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk
 from acgpt.models.executor import Scores
 from acgpt.serving.app import create_app
 from acgpt.serving.jobs import Broken, Draining, QueueFull
@@ -53,9 +54,11 @@ def mixed(number):
     return "rank", [f"{words} {{{{cat|dog|bird}}}} {after}"], {"future": future}
 
 
+ASKS = {kind.name: kind for kind in (ScoreAsk, SampleAsk, FillAsk, RankAsk)}
+
+
 def search_of(lm, kind, arguments, how):
-    arguments = [[arguments[0]]] if kind == "log_prob" else arguments
-    return getattr(lm.searches, kind)(*arguments, **how)
+    return lm.searches.of(ASKS[kind](*arguments, **how))
 
 
 def check(kind, one, other):
@@ -63,7 +66,7 @@ def check(kind, one, other):
         assert [each.choice for each in one] == [each.choice for each in other]
         assert [each.log_prob for each in one] == exactly([each.log_prob for each in other])
     elif kind == "log_prob":
-        assert same_scores(one[0], other)
+        assert same_scores(one, other)
     else:
         assert [each.text for each in one] == [each.text for each in other]
         for mine, alone in zip(one, other, strict=True):
@@ -97,14 +100,14 @@ def broken_search(lm, *, by):
 
 @pytest.mark.parametrize("by", ["itself", "its request", "a wrong request"])
 def test_a_search_that_fails_fails_alone(lm, scheduler, by):
-    good = [scheduler.submit(lm.searches.sample("The {{_8}} sat.", 2, seed=i)) for i in range(5)]
+    good = [scheduler.submit(lm.searches.of(SampleAsk("The {{_8}} sat.", 2, seed=i))) for i in range(5)]
     bad = scheduler.submit(broken_search(lm, by=by))
-    more = [scheduler.submit(lm.searches.log_prob(["The {{cat}} sat on the mat."])) for _ in range(5)]
+    more = [scheduler.submit(lm.searches.of(ScoreAsk("The {{cat}} sat on the mat."))) for _ in range(5)]
     with pytest.raises((ZeroDivisionError, AttributeError)):
         bad.future.result(60)
     for i, job in enumerate(good):
         assert [s.text for s in job.future.result(60)] == [s.text for s in lm.sample("The {{_8}} sat.", 2, seed=i)]
-    assert all(same_scores(job.future.result(60)[0], lm.log_prob("The {{cat}} sat on the mat.")) for job in more)
+    assert all(same_scores(job.future.result(60), lm.log_prob("The {{cat}} sat on the mat.")) for job in more)
     assert scheduler.counts.failed == 1 and not scheduler.jobs
 
 
@@ -119,7 +122,7 @@ def test_rows_that_cannot_be_prefilled_fail_alone(lm, scheduler, monkeypatch):
 
     monkeypatch.setattr(Scheduler, "_prefill", prefill)
     texts = ["The {{_4}} sat." if i % 2 else "The cat sat. " * 8 + "{{_4}}" for i in range(6)]
-    jobs = [scheduler.submit(lm.searches.sample(text, seed=i)) for i, text in enumerate(texts)]
+    jobs = [scheduler.submit(lm.searches.of(SampleAsk(text, seed=i))) for i, text in enumerate(texts)]
     for i, job in enumerate(jobs):
         if i % 2:
             assert job.future.result(60)[0].text == lm.sample(texts[i], seed=i)[0].text
@@ -137,7 +140,7 @@ def test_if_a_step_fails_the_newest_row_gives_way(lm, scheduler, monkeypatch):
         return real(self)
 
     monkeypatch.setattr(Decoding, "step", step)
-    jobs = [scheduler.submit(lm.searches.sample("The {{_6}} sat.", seed=i)) for i in range(6)]
+    jobs = [scheduler.submit(lm.searches.of(SampleAsk("The {{_6}} sat.", seed=i))) for i in range(6)]
     results = []
     for i, job in enumerate(jobs):
         try:
@@ -150,7 +153,7 @@ def test_if_a_step_fails_the_newest_row_gives_way(lm, scheduler, monkeypatch):
 def test_a_cancelled_search_leaves_before_the_next_step(lm, scheduler, monkeypatch):
     real, gate = Decoding.step, threading.Semaphore(0)
     monkeypatch.setattr(Decoding, "step", lambda self: (gate.acquire(timeout=30), real(self))[1])
-    searches = lm.searches.sample("The {{_40}}", seed=1), lm.searches.sample("A {{_40}}", 4, seed=2)
+    searches = lm.searches.of(SampleAsk("The {{_40}}", seed=1)), lm.searches.of(SampleAsk("A {{_40}}", 4, seed=2))
     kept, job = map(scheduler.submit, searches)  # both are made before: a step that waits has the network
     while scheduler.active_rows < 5:
         gate.release()
@@ -169,7 +172,7 @@ def test_a_cancelled_search_leaves_before_the_next_step(lm, scheduler, monkeypat
 
 def test_a_cancelled_search_that_waits_is_forgotten(lm, started):
     scheduler = started(lm, most_rows=1)
-    jobs = [scheduler.submit(lm.searches.sample("The {{_20}}", seed=i)) for i in range(4)]
+    jobs = [scheduler.submit(lm.searches.of(SampleAsk("The {{_20}}", seed=i))) for i in range(4)]
     jobs[2].cancel()
     assert [len(jobs[i].future.result(60)) for i in (0, 1, 3)] == [1, 1, 1]
     assert jobs[2].future.cancelled()
@@ -208,11 +211,11 @@ def test_searches_whose_lengths_are_known_still_wait(lengths_lm, started, monkey
     """A model that predicts lengths answers these first, in one pass: the queue would have no end."""
     monkeypatch.setattr(Scheduler, "_admit", lambda self: time.sleep(0.001))
     scheduler = started(lengths_lm, most_waiting=3)
-    jobs = [scheduler.submit(lengths_lm.searches.fill("The {{_}} sat.", 1, max_tokens=3)) for _ in range(3)]
+    jobs = [scheduler.submit(lengths_lm.searches.of(FillAsk("The {{_}} sat.", 1, max_tokens=3))) for _ in range(3)]
     assert until(lambda: len({pending.job for pending in list(scheduler.waiting)}) == 3)  # after their lengths
     assert scheduler.queued == 3
     with pytest.raises(QueueFull):
-        scheduler.submit(lengths_lm.searches.fill("The {{_}} sat.", 1, max_tokens=3))
+        scheduler.submit(lengths_lm.searches.of(FillAsk("The {{_}} sat.", 1, max_tokens=3)))
     monkeypatch.undo()
     assert all(job.future.result(60) for job in jobs)
 
@@ -227,10 +230,10 @@ def test_lengths_are_asked_in_slices_while_rows_are_decoded(lengths_lm, started,
 
     def held():
         gate.wait(30)
-        return (yield from lengths_lm.searches.sample("The {{_60}}", seed=1))
+        return (yield from lengths_lm.searches.of(SampleAsk("The {{_60}}", seed=1)))
 
     first = scheduler.submit(held())
-    jobs = [scheduler.submit(lengths_lm.searches.lengths("The {{_}} sat.", max_tokens=3)) for _ in range(4)]
+    jobs = [scheduler.submit(lengths_lm.searches.of(LengthsAsk("The {{_}} sat.", max_tokens=3))) for _ in range(4)]
     gate.set()
     assert first.future.result(60) and all(job.future.result(60) for job in jobs)
     assert asked == [1, 1, 1, 1]
@@ -238,16 +241,16 @@ def test_lengths_are_asked_in_slices_while_rows_are_decoded(lengths_lm, started,
 
 def test_a_scheduler_that_is_closed_finishes_what_it_has(lm):
     scheduler = Scheduler(lm._executor)
-    jobs = [scheduler.submit(lm.searches.sample("The {{_20}}", seed=i)) for i in range(3)]
+    jobs = [scheduler.submit(lm.searches.of(SampleAsk("The {{_20}}", seed=i))) for i in range(3)]
     assert scheduler.close(timeout=60)
     assert all(job.future.result(1) for job in jobs)
     with pytest.raises(Draining):
-        scheduler.submit(lm.searches.sample("The {{_20}}"))
+        scheduler.submit(lm.searches.of(SampleAsk("The {{_20}}")))
 
 
 def test_a_scheduler_that_is_stopped_cancels_what_it_has(lm):
     scheduler = Scheduler(lm._executor, most_rows=1)
-    jobs = [scheduler.submit(lm.searches.sample("The {{_60}}", 4, seed=i)) for i in range(5)]
+    jobs = [scheduler.submit(lm.searches.of(SampleAsk("The {{_60}}", 4, seed=i))) for i in range(5)]
     assert scheduler.close(drain=False, timeout=60)
     assert all(job.future.done() for job in jobs)
     assert isinstance(jobs[-1].future.exception(), Draining)
@@ -257,8 +260,8 @@ def test_a_bug_of_the_scheduler_does_not_stop_it(lm, scheduler, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Scheduler, "_admit", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            scheduler.submit(lm.searches.sample("The {{_4}} sat.")).future.result(60)
-    assert scheduler.submit(lm.searches.sample("The {{_4}} sat.")).future.result(60)
+            scheduler.submit(lm.searches.of(SampleAsk("The {{_4}} sat."))).future.result(60)
+    assert scheduler.submit(lm.searches.of(SampleAsk("The {{_4}} sat."))).future.result(60)
 
 
 def test_a_search_that_fails_to_close_harms_no_other(lm, scheduler):
@@ -268,7 +271,7 @@ def test_a_search_that_fails_to_close_harms_no_other(lm, scheduler):
         try:
             begun.set()
             go_on.wait(30)
-            yield from lm.searches.sample("The {{_40}}", seed=1)
+            yield from lm.searches.of(SampleAsk("The {{_40}}", seed=1))
         finally:
             raise ZeroDivisionError("broken")
 
@@ -278,7 +281,7 @@ def test_a_search_that_fails_to_close_harms_no_other(lm, scheduler):
     go_on.set()
     with pytest.raises(CancelledError):
         job.future.result(30)
-    assert scheduler.submit(lm.searches.log_prob(["The {{cat}} sat."])).future.result(30)
+    assert scheduler.submit(lm.searches.of(ScoreAsk("The {{cat}} sat."))).future.result(30)
 
 
 def test_rows_that_cannot_be_released_fail_with_those_beside_them(lm, scheduler, monkeypatch):
@@ -286,7 +289,7 @@ def test_rows_that_cannot_be_released_fail_with_those_beside_them(lm, scheduler,
     with monkeypatch.context() as patch:
         patch.setattr(Decoding, "step", lambda self: (gate.acquire(timeout=30), real(self))[1])
         patch.setattr(Decoding, "release", lambda self, rows: 1 / 0)
-        searches = [lm.searches.sample("The {{_80}}", seed=i) for i in range(3)]
+        searches = [lm.searches.of(SampleAsk("The {{_80}}", seed=i)) for i in range(3)]
         jobs = [scheduler.submit(search) for search in searches]  # a step that waits has the network
         assert until(lambda: gate.release() or scheduler.active_rows == 3)
         jobs[0].cancel()
@@ -297,17 +300,17 @@ def test_rows_that_cannot_be_released_fail_with_those_beside_them(lm, scheduler,
             with pytest.raises(ZeroDivisionError):
                 job.future.result(30)
         assert until(lambda: not scheduler.jobs) and not scheduler.active_rows
-    assert scheduler.submit(lm.searches.sample("The {{_4}} sat.")).future.result(60)
+    assert scheduler.submit(lm.searches.of(SampleAsk("The {{_4}} sat."))).future.result(60)
 
 
 def test_if_the_thread_ends_everything_is_refused(lm, monkeypatch):
     monkeypatch.setattr(Scheduler, "_cancelled", lambda self: 1 / 0)
     scheduler = Scheduler(lm._executor)
     with pytest.raises(Broken):
-        scheduler.submit(lm.searches.sample("The {{_4}} sat.")).future.result(30)
+        scheduler.submit(lm.searches.of(SampleAsk("The {{_4}} sat."))).future.result(30)
     assert until(lambda: not scheduler.thread.is_alive()) and not scheduler.jobs
     with pytest.raises(Broken, match="restart it"):
-        scheduler.submit(lm.searches.sample("The {{_4}} sat."))
+        scheduler.submit(lm.searches.of(SampleAsk("The {{_4}} sat.")))
     http = local_client(create_app(Service(lm, scheduler)))
     assert http.get("/health").status_code == 503
     reply = http.post("/v1/log_prob", json={"query": "The {{cat}} sat."})
@@ -319,13 +322,13 @@ def test_a_client_that_hangs_up_at_the_last_moment_harms_no_other(lm, scheduler)
 
     def search():
         assert hung_up.wait(60)
-        return (yield from lm.searches.log_prob(["The {{cat}} sat."]))
+        return (yield from lm.searches.of(ScoreAsk("The {{cat}} sat.")))
 
-    gone, kept = scheduler.submit(search()), scheduler.submit(lm.searches.log_prob(["The {{cat}} sat."]))
+    gone, kept = scheduler.submit(search()), scheduler.submit(lm.searches.of(ScoreAsk("The {{cat}} sat.")))
     gone.future.cancel()  # as asyncio does, without a word to the scheduler
     hung_up.set()
-    assert kept.future.result(60)[0].tokens
-    assert scheduler.submit(lm.searches.log_prob(["The {{dog}} sat."])).future.result(60)
+    assert kept.future.result(60).tokens
+    assert scheduler.submit(lm.searches.of(ScoreAsk("The {{dog}} sat."))).future.result(60)
 
 
 @pytest.mark.usefixtures("offline")
@@ -336,7 +339,7 @@ def test_adapters_and_prefixes_are_not_confused(both, started):
     alone = [both.sample(text, 2, seed=1, adapter=adapter) for text, adapter in questions]
     scheduler = started(both)
     for _ in range(2):
-        jobs = [scheduler.submit(both.searches.sample(text, 2, seed=1, adapter=a)) for text, a in questions]
+        jobs = [scheduler.submit(both.searches.of(SampleAsk(text, 2, seed=1, adapter=a))) for text, a in questions]
         for job, expected in zip(jobs, alone, strict=True):
             found = job.future.result(60)
             assert all(same_scores(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
@@ -365,5 +368,5 @@ def test_a_pass_that_nobody_waits_for_ends_at_the_next_block(lm, scheduler, kind
     finally:
         for hook in hooks:
             hook.remove()
-    later = scheduler.submit(lm.searches.log_prob(["The {{cat}} sat on the mat."]))
-    assert later.future.result(30)[0].log_prob == pytest.approx(lm.log_prob("The {{cat}} sat on the mat.").log_prob)
+    later = scheduler.submit(lm.searches.of(ScoreAsk("The {{cat}} sat on the mat.")))
+    assert later.future.result(30).log_prob == pytest.approx(lm.log_prob("The {{cat}} sat on the mat.").log_prob)

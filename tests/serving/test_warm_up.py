@@ -10,6 +10,7 @@ from servers import tiny_lm
 
 from acgpt import LanguageModel, Metadata
 from acgpt.errors import ModelError
+from acgpt.models.ask import ScoreAsk
 from acgpt.models.executor import Executor
 from acgpt.serving.warm_up import ROUNDS, SAMPLINGS, questions, warm_up
 
@@ -44,4 +45,4 @@ def test_a_pass_that_fails_is_logged_and_does_not_keep_the_server_from_starting(
         patch.setattr(Executor, "log_probs", fail)
         assert 0 < warm_up(lm, scheduler) < ROUNDS * len(list(questions(lm)))
     assert type(error).__name__ in caplog.text
-    assert scheduler.submit(lm.searches.log_prob(["The {{cat}} sat."])).future.result(60)
+    assert scheduler.submit(lm.searches.of(ScoreAsk("The {{cat}} sat."))).future.result(60)

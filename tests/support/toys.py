@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from scipy import stats
 
+from acgpt.common.options import ignore
 from acgpt.engine.architecture import check_model
 from acgpt.engine.engine import Engine
-from acgpt.engine.meter import ignore
 from acgpt.methods import method_of
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.query import Query

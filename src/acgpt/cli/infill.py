@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import typer
 
 from acgpt.cli.templates import Line, answered_by, answers, check_filled, load, note_adapters, questions, score_fields
 from acgpt.cli.ui import Bars, FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.errors import InputError
-from acgpt.models.options import SampleOptions
+from acgpt.models.ask import DrawingOptions, SearchOptions
+from acgpt.models.options import InfillOptions
 from acgpt.query.template import Slot, parse
 
 if TYPE_CHECKING:
@@ -23,12 +22,15 @@ if TYPE_CHECKING:
     from acgpt.models.language_model import LanguageModel
 
 
-@with_options(SampleOptions)
+KINDS = DrawingOptions, SearchOptions  # settings of samples, and of fills
+
+
+@with_options(InfillOptions)
 def infill(
     template: TemplateArgument = None,
     file: FileOption = None,
     *,
-    options: SampleOptions,
+    options: InfillOptions,
     as_json: JsonOption = False,
 ) -> None:
     r"""Fill the gaps of a template, or sample text for its {{slots}}.
@@ -61,34 +63,32 @@ def infill(
                score (what fills are ordered by, in nats), and
                length_log_prob if the model predicts lengths
     """
-    if not 0 < options.top_p <= 1:
-        raise typer.BadParameter(f"--top-p must be above 0 and at most 1, not {options.top_p:g}.")
-    if not math.isfinite(options.temperature):
-        raise typer.BadParameter(f"--temperature must be a finite number, not {options.temperature:g}.")
-    if "" in options.stop:
-        raise typer.BadParameter("--stop must not be empty.")
     local = options.server is None
     groups = questions(template, file, lambda text: check_filled(text, patterns=local))
-    seed = secrets.randbits(32) if options.seed is None else options.seed
     lm = load(options)
     from acgpt.display.show import Page, print_samples
 
-    settings = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "future")}
+    drawing, searching = ({i.name: getattr(options, i.name) for i in fields(kind)} for kind in KINDS)
 
     def ask(texts: list[str]) -> Sequence[Sequence[Sample]]:
         if any(map(has_gap, texts)):
             with progress(None) as notice:
-                gaps = {name: getattr(options, name) for name in ("best_of", "max_tokens", "stop")}
-                return [lm.fill(text, options.n, seed=seed, notice=notice, **gaps, **settings) for text in texts]
+                ask = partial(lm.fill, n=options.n, future=options.future, notice=notice, **searching)
+                return [ask(text) for text in texts]
         with progress(options.n * asked(lm, texts)) as notice:
-            return lm.sample(texts, options.n, seed=seed, notice=notice, **settings)
+            return lm.sample(texts, options.n, future=options.future, notice=notice, **drawing)
 
     page = Page()
     for number, (text, samples) in enumerate(answers(gaps_alone(groups), ask)):
         if number == 0 and not as_json:
-            page.note(f"seed {seed}\n")
+            page.note(f"seed {options.seed}\n")
         if as_json:
-            header = {"template": text, "seed": seed, "future": samples[0].future, **answered_by(lm, samples[0])}
+            header = {
+                "template": text,
+                "seed": options.seed,
+                "future": samples[0].future,
+                **answered_by(lm, samples[0]),
+            }
             emit({**header, "samples": [sample_fields(sample) for sample in samples]})
         else:
             print_samples(page, lm, text, samples)

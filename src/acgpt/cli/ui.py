@@ -150,7 +150,12 @@ def with_options(options: type[Options]) -> Callable[[Callable[..., None]], Call
                 value, form = values.pop(item.name), item.metadata["form"]
                 value = value.value if isinstance(value, StrEnum) and form not in FORMS else value
                 chosen[item.name] = FORMS[form][2](value) if form in FORMS else value
-            function(**values, options=options(**chosen))
+            try:
+                made = options(**chosen)
+            except InputError as error:  # it begins with the name of a field
+                name, space, problem = str(error).partition(" ")
+                raise typer.BadParameter(f"{flags.get(name, (name,))[0]}{space}{problem}") from error
+            function(**values, options=made)
 
         command.__name__, command.__doc__, command.__module__ = function.__name__, function.__doc__, function.__module__
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from operator import index
 from types import UnionType
 from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -28,6 +29,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
 Chosen = TypeVar("Chosen", bound="Options")
 NAMED = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")  # an option as Python spells it: `limit`, `limit=3`
+
+
+def ignore(news: object) -> None:
+    """Do nothing: the default of callbacks, for drawn tokens say."""
 
 
 @dataclass(frozen=True)
@@ -121,21 +126,34 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        hints = value_types(type(self))
-        for item in fields(self):  # type: ignore[arg-type]
-            value, allowed, names = getattr(self, item.name), item.metadata["range"], choices(hints[item.name])
-            if value is None:
+        kind: Any = type(self)
+        for name, allowed, names, whole, optional in checks_of(kind):
+            value = getattr(self, name)
+            if value is None and optional:
                 continue
             if names and value not in names:
-                raise InputError(f"{item.name} must be one of {', '.join(names)}, not {value!r}.")
-            if allowed == Range():
+                raise InputError(f"{name} must be one of {', '.join(names)}, not {value!r}.")
+            if names:
                 continue
-            whole = hints[item.name] is int
-            fits = not isinstance(value, bool) and isinstance(value, SupportsIndex if whole else SupportsFloat)
+            boolean = type(value).__name__ in ("bool", "bool_")  # NumPy's, too
+            fits = not boolean and isinstance(value, SupportsIndex if whole else SupportsFloat)
             if not fits or (number := index(value) if whole else float(value)) not in allowed:
-                raise InputError(f"{item.name} must be a {'whole ' * whole}number, {allowed}, not {value!r}.")
+                bounds = f", {allowed}" if str(allowed) else ""
+                raise InputError(f"{name} must be a {'whole ' * whole}number{bounds}, not {value!r}.")
             if type(value) not in (int, float):  # NumPy's numbers cannot be written as JSON
-                object.__setattr__(self, item.name, number)
+                object.__setattr__(self, name, number)
+
+
+@cache
+def checks_of(options: type) -> list[tuple[str, Range, tuple[str, ...], bool, bool]]:
+    """Return what is checked: fields, their ranges, allowed strings, if whole, and if optional."""
+    checks, hints = [], get_type_hints(options)
+    for item in fields(options):
+        allowed, kind = item.metadata.get("range", Range()), last_type(hints[item.name])
+        if (names := choices(kind)) or (kind in (int, float) and "range" in item.metadata):
+            optional = type(None) in get_args(hints[item.name])
+            checks.append((item.name, allowed, names, kind is int, optional))
+    return checks
 
 
 def choices(hint: Any) -> tuple[str, ...]:
@@ -183,12 +201,16 @@ def keywords(options: type[Options]) -> Callable[[Function], Function]:
         positional = [parameter for parameter in existing if parameter.kind not in last]
         rest = [parameter for parameter in existing if parameter.kind in last]
         function.__signature__ = signature.replace(parameters=[*positional, *added, *rest])  # type: ignore[attr-defined]
-        if function.__doc__:
-            lines = "\n".join(argument_lines(options))
-            function.__doc__ = re.sub(r"^ +\*\*keywords:.*$", lambda _: lines, function.__doc__, flags=re.MULTILINE)
+        function.__doc__ = with_arguments(function.__doc__, options)
         return function
 
     return decorate
+
+
+def with_arguments(text: str | None, options: type) -> str | None:
+    """Replace the line `**keywords: …` in a docstring by the fields of a dataclass."""
+    lines = textwrap.dedent("\n".join(argument_lines(options)))
+    return text and re.sub(r"^( +)\*\*keywords:.*$", lambda m: textwrap.indent(lines, m[1]), text, flags=re.MULTILINE)
 
 
 def split_keywords(options: type[Chosen], keywords: Mapping[str, Any]) -> tuple[Chosen, dict[str, Any]]:
@@ -201,7 +223,7 @@ def split_keywords(options: type[Chosen], keywords: Mapping[str, Any]) -> tuple[
 def argument_lines(options: type) -> list[str]:
     """Return the fields as lines of the section Args of a docstring."""
     lines = []
-    for item in fields(options):
+    for item in sorted(fields(options), key=lambda item: bool(item.kw_only)):  # as in the signature
         text = f"{item.name}: {sentences(item.metadata['help'], item.metadata['python'])}"
         lines += textwrap.wrap(text, 112, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
     return lines

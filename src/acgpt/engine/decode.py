@@ -41,8 +41,8 @@ from acgpt.engine.modules import parameters_of
 from acgpt.engine.peft import adapter_layers, adapters_at_work
 from acgpt.engine.score import check_numbers, forbid
 from acgpt.engine.steps import Row, Steps
-from acgpt.errors import InputError, whole_number
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 Drawn = tuple[np.ndarray, np.ndarray]  # the asked tokens of a sample and their log-probabilities, left to right
 Answer = tuple[int, int, Drawn]  # number of the query, number of the sample, and the sample
@@ -51,42 +51,6 @@ Forward = Callable[..., Tensor]  # see `cpu_step.LlamaStep.__call__` and `cuda_s
 GREEDY = 1e-6  # lower temperatures count as 0: dividing by them would overflow
 FEW = 1024  # likeliest tokens that are sorted first; truncation mostly ends among them
 MOST_GRAPHS = 64  # captured steps to keep: one for each adapter, number of rows, width, capacity and sampling
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Options for drawing tokens from the model's distribution.
-
-    Args:
-        temperature: Divides the logits; 1 is the model's own distribution, 0 takes the likeliest token (greedy).
-        top_p: Draw from the smallest set of likeliest tokens that holds this much probability.
-        top_k: Draw from this many likeliest tokens.
-        seed: Seed of the noise, which depends only on (seed, query, sample, position): a query gets the same samples
-            in any batch, up to rounding.
-        first: Number of the first sample to draw, from 0: samples 4 and 5 are n = 2 with first = 4.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    seed: int = 0
-    first: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("temperature", "top_p"):
-            if not isinstance(value := getattr(self, name), int | float) or isinstance(value, bool):
-                raise InputError(f"{name} must be a number, not {value!r}.")
-        for name in ("top_k", "seed", "first"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, None if value is None and name == "top_k" else whole_number(name, value))
-        if not (0 <= self.temperature < float("inf")):
-            raise InputError(f"temperature must be 0 (greedy) or a positive number, not {self.temperature}.")
-        if not (0 < self.top_p <= 1):
-            raise InputError(f"top_p must be above 0 and at most 1, not {self.top_p}.")
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top_k must be at least 1, not {self.top_k}.")
-        if self.first < 0:
-            raise InputError(f"first must be at least 0, not {self.first}.")
 
 
 def noise(query: Query, sample: int, seed: int) -> np.ndarray:

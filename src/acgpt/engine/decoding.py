@@ -21,13 +21,14 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from acgpt.engine.decode import Allowed, Decoder, Forward, Sampling
+from acgpt.engine.decode import Allowed, Decoder, Forward
 from acgpt.engine.engine import Call, Engine
 from acgpt.engine.locks import turn
 from acgpt.engine.score import check_numbers
 from acgpt.engine.steps import Row, Schedule, choose_width, schedule, steps_of
 from acgpt.errors import ModelError
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 CAPTURED = (1, 4, 16, 64, 256)  # numbers of rows that a GPU captures steps for; a step of more rows costs little more
 ROOMY_ROWS, ROOMY_SLOTS, ROOMY_BYTES = 64, 256, 2**30  # least room of a decoder on a GPU, as far as the bytes allow

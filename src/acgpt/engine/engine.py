@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from acgpt.common.options import ignore
 from acgpt.engine.attention import BACKENDS, Cached, Recorder, can_decode_ragged, can_fuse, choose_backend, run
 from acgpt.engine.cpu_step import CpuSteps, worthwhile
 from acgpt.engine.cuda_step import CudaStep, CudaSteps
@@ -30,7 +31,6 @@ from acgpt.engine.decode import (
     Decoder,
     Drawn,
     Forward,
-    Sampling,
     draw_each,
     gather_samples,
     sample_numbers,
@@ -42,13 +42,14 @@ from acgpt.engine.kernels.log_probs import linear_log_probs
 from acgpt.engine.layout import Layout, Sequences, batches, build, download, lay_out, slots_of, upload
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
-from acgpt.engine.meter import Meter, ignore
+from acgpt.engine.meter import Meter
 from acgpt.engine.packed_graphs import PackedGraphs
 from acgpt.engine.prefixes import Prefixes, part_of
 from acgpt.engine.score import TopScore, check_numbers, forbid, target_log_probs, top_scores
 from acgpt.engine.steps import STEP_COST, Row, StepCost, Steps, choose_width, few_shapes, steps_of
 from acgpt.query.lengths import CLASSES, LengthQuestion
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 MANY_SLOTS = 2**16  # in one call of `log_probs`, for which compiling the fused attention pays off
 FEW_SLOTS = 2**13  # in a pass that takes less time than launching the modules of a network

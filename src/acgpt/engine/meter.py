@@ -11,10 +11,6 @@ import torch
 MOST_EVENTS = 1000  # that are held before those of finished passes are added up
 
 
-def ignore(news: object) -> None:
-    """Do nothing: the default of callbacks, for drawn tokens say."""
-
-
 class Meter:
     """Counter of the passes through a model on one device, and of the device time that they take."""
 

@@ -10,7 +10,6 @@ from typing import Any
 from acgpt.common.files import check_writable, disk_errors, write_json
 from acgpt.common.options import keywords
 from acgpt.data.corpus import Corpus
-from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.evaluation import generator as defaults
 from acgpt.evaluation.dataset import save_or_warn, trained_r_max, trained_r_maxes
@@ -20,6 +19,7 @@ from acgpt.evaluation.options import GenerationOptions
 from acgpt.evaluation.partial import existing_record
 from acgpt.evaluation.setup import Setup, Source, choose_method, compile_errors
 from acgpt.query.modes import MODES, modes_named
+from acgpt.query.sampling import Sampling
 
 Progress = Callable[[int, int, int], object]  # called with the tokens so far, the total, and the new ones
 

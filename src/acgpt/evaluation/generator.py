@@ -33,9 +33,9 @@ from transformers import PreTrainedTokenizerBase
 
 from acgpt.common.files import disk_errors, write_atomically, write_json
 from acgpt.common.memory import gc_paused
+from acgpt.common.options import ignore
 from acgpt.common.provenance import date_and_command, versions
-from acgpt.engine.decode import GREEDY, Answer, Sampling
-from acgpt.engine.meter import ignore
+from acgpt.engine.decode import GREEDY, Answer
 from acgpt.engine.modules import evaluating
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationDataset
@@ -48,6 +48,7 @@ from acgpt.models.metadata import model_method, tokenizer_hash, weights_hash
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.modes import MODES, Mode, modes_named
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 from acgpt.query.text import pieces
 
 INDEX = "index.json"

@@ -34,7 +34,6 @@ from typing import Any, Literal, get_type_hints
 import yaml
 
 from acgpt.common.options import declared, documented, option
-from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
 from acgpt.evaluation.generator import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
 from acgpt.evaluation.mauve import MIN_TEXTS
@@ -43,6 +42,7 @@ from acgpt.experiments.options import ExperimentOptions
 from acgpt.methods import method_of, split_option
 from acgpt.query.conditioning import Conditioning, check_keys
 from acgpt.query.modes import MODES, modes_named
+from acgpt.query.sampling import Sampling
 from acgpt.training.recipe import Loader, Recipe, check_range, checked, key_types, load_recipe, read_change, read_yaml
 
 BUILT_IN = Path(__file__).parent / "builtin"

@@ -12,11 +12,12 @@ from acgpt.methods.registry import register
 from acgpt.query.query import Query
 
 if TYPE_CHECKING:
-    from acgpt.engine.decode import Answer, Sampling
+    from acgpt.engine.decode import Answer
     from acgpt.engine.decoding import Decoding
     from acgpt.engine.engine import Engine
     from acgpt.engine.layout import Layout
     from acgpt.engine.score import TopScore
+    from acgpt.query.sampling import Sampling
 
 
 @register

@@ -18,11 +18,12 @@ from acgpt.query.query import Query
 if TYPE_CHECKING:
     from transformers import GPTNeoXForCausalLM
 
-    from acgpt.engine.decode import Answer, Drawn, Sampling
+    from acgpt.engine.decode import Answer, Drawn
     from acgpt.engine.decoding import Decoding
     from acgpt.engine.engine import Engine
     from acgpt.engine.layout import Layout
     from acgpt.engine.score import TopScore
+    from acgpt.query.sampling import Sampling
 
 
 @dataclass(frozen=True)

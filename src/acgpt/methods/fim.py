@@ -30,9 +30,10 @@ from acgpt.query.conditioning import ASKED, GIVEN, Blocks, Conditioning, Gaps, I
 from acgpt.query.query import Query
 
 if TYPE_CHECKING:
-    from acgpt.engine.decode import Answer, Sampling
+    from acgpt.engine.decode import Answer
     from acgpt.engine.engine import Engine
     from acgpt.engine.layout import Layout
+    from acgpt.query.sampling import Sampling
 
 
 @register

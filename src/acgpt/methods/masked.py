@@ -19,11 +19,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from acgpt.engine.attention import BACKENDS, Backend, run
-from acgpt.engine.decode import Answer, Drawn, Sampling, draw
+from acgpt.engine.decode import Answer, Drawn, draw
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import Layout
 from acgpt.engine.score import check_numbers, forbid
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 # Of one sample: the positions to draw in each turn, the positions of the given tokens to show from each turn on, and a
 # random number for every position.

@@ -25,10 +25,11 @@ from acgpt.query.query import Query
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from acgpt.engine.decode import Answer, Sampling
+    from acgpt.engine.decode import Answer
     from acgpt.engine.engine import Engine
     from acgpt.engine.layout import Layout
     from acgpt.methods.masked import Plan
+    from acgpt.query.sampling import Sampling
 
 
 class BothWays(Method):

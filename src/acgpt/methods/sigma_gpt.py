@@ -38,9 +38,10 @@ from acgpt.query.query import Query
 if TYPE_CHECKING:
     from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
-    from acgpt.engine.decode import Answer, Sampling
+    from acgpt.engine.decode import Answer
     from acgpt.engine.engine import Engine
     from acgpt.engine.layout import Layout
+    from acgpt.query.sampling import Sampling
 
 RANK = np.array([1, 0, 2])  # by role: given tokens come first, then asked ones, then unknown ones, which are not read
 

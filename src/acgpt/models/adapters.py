@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -24,8 +24,6 @@ MODES = {  # by adapter name
     "scattered": Blocks.kind,
     "blocks": Blocks.kind,
 }
-
-Choice = str | Literal[False] | None  # an adapter's name; False or "none": no adapter; None: no choice was made
 
 
 @dataclass(frozen=True)

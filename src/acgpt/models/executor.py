@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from acgpt.engine.decode import Drawn, Sampling
+from acgpt.common.options import ignore
+from acgpt.engine.decode import Drawn
 from acgpt.engine.decoding import ActiveRow, Guide
 from acgpt.engine.engine import Engine
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
-from acgpt.engine.meter import ignore
 from acgpt.engine.modules import evaluating, unchanged
 from acgpt.engine.peft import Switch
 from acgpt.errors import ModelError
@@ -32,6 +32,7 @@ from acgpt.models.adapters import BARE
 from acgpt.models.router import Route, Router, by_route, lookup
 from acgpt.query.lengths import LengthQuestion
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 
 @dataclass

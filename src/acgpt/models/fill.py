@@ -19,15 +19,14 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from acgpt.engine.decode import Sampling
+from acgpt.common.options import ignore
 from acgpt.engine.decoding import ActiveRow
-from acgpt.engine.meter import ignore
-from acgpt.errors import InputError, TemplateError, too_long, whole_number
-from acgpt.models.adapters import Choice
+from acgpt.errors import InputError, TemplateError, too_long
+from acgpt.models.ask import MAX_TOKENS, FillAsk
 from acgpt.models.executor import Executor, Rows, Scores, Search
 from acgpt.models.region import RegionGuide, constraint_of
 from acgpt.models.router import Route
@@ -38,50 +37,8 @@ from acgpt.query.template import Part, Slot
 from acgpt.query.text import pieces
 from acgpt.query.vocabulary import ByteVocabulary
 
-PATIENCE = 4  # longer lengths than the best that may be no better before a search ends
-MAX_TOKENS = 32  # default for the longest gap
 WAVE = 4  # lengths that are tried together
 TRIES = 4  # times that more candidates are drawn, if there are fewer distinct ones than asked for
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a fill.
-
-    Args:
-        n: Number of fills.
-        best_of: Number of candidates to choose from. Default: what the search needs.
-        max_tokens: Maximum number of tokens of a gap. Default: that of the gap, else `MAX_TOKENS`.
-        stop: A fill ends before the first of these strings; one of them, or several. Stored as a tuple.
-        sampling: Temperature, truncation and seed of candidates besides the likeliest one of each length.
-        distinct: Whether no two fills are equal.
-        future: Whether predictions see given tokens that come after an asked one.
-        adapter: Name of the adapter to use.
-        notice: Called with the number of new tokens whenever some are drawn.
-        patience: Number of longer lengths than the best that may be no better before the search ends.
-        seconds: Time after which no more lengths are tried, from the start of the search. Default: no limit.
-
-    Raises:
-        InputError: A number is not a whole number of at least 1, or a stop string is empty or not a string.
-    """
-
-    n: int = 1
-    best_of: int | None = None
-    max_tokens: int | None = None
-    stop: str | Sequence[str] = ()
-    sampling: Sampling = field(default_factory=Sampling)
-    distinct: bool = True
-    future: bool | None = None
-    adapter: Choice = None
-    notice: Callable[[int], object] = ignore
-    patience: int = PATIENCE
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("n", "best_of", "max_tokens", "patience"):
-            if (value := getattr(self, name)) is not None or name in ("n", "patience"):
-                object.__setattr__(self, name, whole_number(name, value, least=1))
-        object.__setattr__(self, "stop", stop_strings(self.stop))
 
 
 @dataclass
@@ -140,8 +97,7 @@ class Filler(ABC):
         tokenizer: The model's tokenizer.
         positions: Number of positions of the model, of which BOS takes one.
         parts: The parsed template.
-        template: The template, so that errors can point into it.
-        options: Options of the call.
+        ask: The question.
         gapped: The tokens of the template, and its regions.
         route: What answers.
 
@@ -159,17 +115,16 @@ class Filler(ABC):
         tokenizer: PreTrainedTokenizerBase,
         positions: int,
         parts: Sequence[Part],
-        template: str,
-        options: Options,
+        ask: FillAsk,
         gapped: Gapped,
         route: Route,
     ) -> None:
         self.executor, self.tokenizer, self.positions = executor, tokenizer, positions
-        self.parts, self.template, self.options = list(parts), template, options
+        self.parts, self.template, self.ask, self.sampling = list(parts), ask.question, ask, ask.sampling
         self.size: int = executor.engine.model.config.get_text_config().vocab_size  # of the model's vocabulary
         self.slots = [part for part in parts if isinstance(part, Slot)]
         self.vocabulary = ByteVocabulary.of(tokenizer)
-        self.stops = [stop.encode() for stop in options.stop]
+        self.stops = [stop.encode() for stop in ask.stop]
         self.gapped, self.route = gapped, route
         self.constraints = [self.constraint(region) for region in self.gapped.regions]
         self.lengths = [self.possible(i) for i in range(len(self.constraints))]
@@ -231,13 +186,13 @@ class Filler(ABC):
         region, constraint = self.gapped.regions[index], self.constraints[index]
         room = self.room
         open_ended = self.gapped.open_ended and index == len(self.constraints) - 1
-        bound = MAX_TOKENS if self.options.max_tokens is None else self.options.max_tokens
+        bound = MAX_TOKENS if self.ask.max_tokens is None else self.ask.max_tokens
         healed = sum(-(-len(literal) // 4) for literal in region.literals)  # about as many tokens as were given back
         most = bound + healed if region.most is None else region.most
-        if self.longest is not None and region.most is None and self.options.max_tokens is None and not open_ended:
+        if self.longest is not None and region.most is None and self.ask.max_tokens is None and not open_ended:
             most = self.longest
-        if self.options.max_tokens is not None:
-            most = min(most, self.options.max_tokens)
+        if self.ask.max_tokens is not None:
+            most = min(most, self.ask.max_tokens)
         lengths = [n for n in constraint.lengths(min(most, max(0, room))) if n >= region.least]
         if not lengths or (open_ended and room < 1):
             at = self.slots[region.slots[0]].at
@@ -297,15 +252,15 @@ class Filler(ABC):
             greedy: Take the likeliest tokens instead of drawing at random.
             progress: Called with a row whenever it has drawn a token.
         """
-        options = self.options
+        ask = self.ask
         encodings = {lengths: gapped.encoded(lengths) for lengths, _ in jobs if any(lengths) or any(gapped.asked)}
         questions = [encoded.query for encoded in encodings.values()]
-        found = self.executor.router.routes(questions, options.future, options.adapter)
+        found = self.executor.router.routes(questions, ask.future, ask.adapter)
         routes = dict(zip(encodings, found, strict=True))
         ends = self.ends() if gapped.open_ended else []
         drawn = [job for job in jobs if job[0] in encodings]
-        sampling = replace(options.sampling, temperature=0) if greedy else options.sampling
-        request = Rows(sampling, self.stopped, options.notice, progress)
+        sampling = replace(self.sampling, temperature=0) if greedy else self.sampling
+        request = Rows(sampling, self.stopped, ask.notice, progress)
         for lengths, sample in drawn:
             encoded = encodings[lengths]
             spans = [encoded.slots[region.slots[0]] for region in gapped.regions]
@@ -330,7 +285,7 @@ class Filler(ABC):
         if guide.ended:
             return True
         late = time.monotonic() > self.deadline
-        if not (guide.ends and (self.options.stop or late)):
+        if not (guide.ends and (self.ask.stop or late)):
             return False
         first = guide.spans[-1][0]
         text = self.vocabulary.decode([token for position, token, _ in row.drawn if position >= first])
@@ -383,7 +338,7 @@ class Filler(ABC):
             yield from self.score(gapped, new)
             candidates += new
             best = sum(min(candidates, key=Candidate.order).lengths)
-            if sum(sum(lengths) > best for lengths in choices[: start + WAVE]) >= self.options.patience:
+            if sum(sum(lengths) > best for lengths in choices[: start + WAVE]) >= self.ask.patience:
                 break
             if time.monotonic() > self.deadline:
                 break
@@ -402,7 +357,7 @@ class Filler(ABC):
             queries.append(Query.trusted(tokens, given, asked))
         scorable = [i for i, query in enumerate(queries) if any(query.asked)]
         scored = [queries[i] for i in scorable]
-        routes = self.executor.router.routes(scored, False, self.options.adapter)
+        routes = self.executor.router.routes(scored, False, self.ask.adapter)
         scores = dict(zip(scorable, (yield Scores(scored, routes)) if scored else [], strict=True))
         for i, candidate in enumerate(candidates):
             candidate.log_text = math.fsum(scores.get(i, ()))
@@ -418,28 +373,28 @@ class Filler(ABC):
 
     def cut(self, fill: str) -> str:
         """Return a fill up to the first stop string."""
-        cuts = [at for stop in self.options.stop if (at := fill.find(stop)) >= 0]
+        cuts = [at for stop in self.ask.stop if (at := fill.find(stop)) >= 0]
         return fill[: min(cuts)] if cuts else fill
 
     # ---- fills ------------------------------------------------------------------------------------------------------
 
     def best(self) -> Search[list[Candidate]]:
         """Return candidates, the best first."""
-        options, gapped = self.options, self.gapped
+        ask, gapped = self.ask, self.gapped
         self.begin()
-        samples = 0 if options.best_of is None else -(-options.best_of // max(1, min(len(self.lengths[0]), self.tried)))
+        samples = 0 if ask.best_of is None else -(-ask.best_of // max(1, min(len(self.lengths[0]), self.tried)))
         candidates = yield from self.candidates(samples)
         chosen = self.ranked(candidates)
         drawn = Counter(dict.fromkeys((c.lengths for c in candidates), samples))  # at random, for each lengths
         for _ in range(TRIES):  # more, drawn at random, as long as there are new ones
-            few = len(candidates) < (options.best_of or 0)
-            missing, known = max(options.n, (options.best_of or 0) * few) - len(chosen), len(chosen)
+            few = len(candidates) < (ask.best_of or 0)
+            missing, known = max(ask.n, (ask.best_of or 0) * few) - len(chosen), len(chosen)
             if missing <= 0 or time.monotonic() > self.deadline:
                 break
             lengths = chosen[0].lengths
             if gapped.open_ended:
                 lengths = (*lengths[:-1], *self.fitting(len(lengths) - 1, lengths[:-1]))
-            count = max(missing, min(4, options.n))
+            count = max(missing, min(4, ask.n))
             jobs = [(lengths, drawn[lengths] + i) for i in range(count)]
             drawn[lengths] += count
             new = yield from self.draw(gapped, self.constraints, jobs, greedy=False)
@@ -448,17 +403,17 @@ class Filler(ABC):
             chosen = self.ranked(candidates)
             if len(chosen) == known:
                 break
-        return chosen[: options.n]
+        return chosen[: ask.n]
 
     def begin(self) -> None:
         """Start the time that the search may take."""
-        if self.options.seconds is not None:
-            self.deadline = time.monotonic() + self.options.seconds
+        if self.ask.seconds is not None:
+            self.deadline = time.monotonic() + self.ask.seconds
 
     def ranked(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return candidates, the best first; the first of those with the same fills, if they must be distinct."""
         ordered = sorted(candidates, key=Candidate.order)
-        if not self.options.distinct:
+        if not self.ask.distinct:
             return ordered
         seen: dict[tuple[str, ...], Candidate] = {}
         for candidate in ordered:
@@ -507,7 +462,7 @@ class Filler(ABC):
                 continue
             for slot, fill in zip(region.slots, texts, strict=True):
                 cut = self.cut(fill)
-                held = 0 if complete or cut != fill else max(map(len, self.options.stop), default=1) - 1
+                held = 0 if complete or cut != fill else max(map(len, self.ask.stop), default=1) - 1
                 yield slot, cut[: max(0, len(cut) - held)]
         for slot, part in enumerate(self.slots):
             if part.gap is None and part.unknown is None:
@@ -567,16 +522,3 @@ class Filler(ABC):
                 first, last = encoded.slots[slot]
                 fills[slot] = "".join(pieces([t for t in tokens[first - 1 : last] if t is not None], self.tokenizer))
         return tuple(fills[slot] for slot in range(len(self.slots)))
-
-
-def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
-    """Return stop strings as a tuple.
-
-    Raises:
-        InputError: One of them is empty, or not a string.
-    """
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    for string in strings:
-        if not isinstance(string, str) or not string:
-            raise InputError(f"stop must be strings that are not empty, not {string!r}.")
-    return strings

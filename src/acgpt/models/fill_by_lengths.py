@@ -65,7 +65,7 @@ class FillByLengths(Filler):
 
     def choose_lengths(self) -> Search[tuple[int, ...]]:
         """Draw the lengths of all regions; with temperature 0, return the likeliest ones."""
-        if self.options.sampling.temperature < GREEDY:
+        if self.sampling.temperature < GREEDY:
             yield from self.likeliest_lengths()
             return next(iter(self.log_lengths))
         ((lengths, _),) = yield from self.draw_lengths([0])
@@ -73,7 +73,7 @@ class FillByLengths(Filler):
 
     def stream(self, notify: Callable[[int, str], object]) -> Search[Candidate]:
         """Draw one fill, see `Filler.stream`; with temperature 0, find the best one, which is then known as a whole."""
-        if self.options.sampling.temperature >= GREEDY or self.gapped.open_ended:
+        if self.sampling.temperature >= GREEDY or self.gapped.open_ended:
             return (yield from super().stream(notify))
         self.begin()
         best = min((yield from self.candidates(0)), key=Candidate.order)
@@ -146,7 +146,7 @@ class FillByLengths(Filler):
         Returns:
             For each sample the lengths, and their log-probability.
         """
-        sampling = self.options.sampling
+        sampling = self.sampling
         given = Query.trusted(self.gapped.tokens, self.gapped.given, self.gapped.asked)
         rngs = [randomness(given, i, sampling.seed, "lengths") for i in numbers]
         chosen: list[tuple[int, ...]] = [()] * len(numbers)
@@ -176,17 +176,17 @@ class FillByLengths(Filler):
         With another temperature than 1, or a truncated distribution, lengths and tokens are drawn one after the other,
         as usual, and there is nothing to correct. With temperature 0, the best fill is returned.
         """
-        options, sampling = self.options, self.options.sampling
+        ask, sampling = self.ask, self.sampling
         if sampling.temperature < GREEDY:
             found = yield from self.candidates(0)
-            return [min(found, key=Candidate.order)] * options.n
+            return [min(found, key=Candidate.order)] * ask.n
         exact = sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k is None
-        most = max(candidates, 8 * options.n) if exact else options.n
+        most = max(candidates, 8 * ask.n) if exact else ask.n
         drawn: list[Candidate] = []
         accepted: list[Candidate] = []
         given = Query.trusted(self.gapped.tokens, self.gapped.given, self.gapped.asked)
-        while len(drawn) < most and len(accepted) < options.n:
-            numbers = range(len(drawn), min(most, len(drawn) + max(options.n, len(drawn), 4)))
+        while len(drawn) < most and len(accepted) < ask.n:
+            numbers = range(len(drawn), min(most, len(drawn) + max(ask.n, len(drawn), 4)))
             lengths = yield from self.draw_lengths(numbers)
             jobs = [(chosen, i) for (chosen, _), i in zip(lengths, numbers, strict=True)]
             new = yield from self.draw(self.gapped, self.constraints, jobs, greedy=False)
@@ -198,9 +198,9 @@ class FillByLengths(Filler):
                 rng = randomness(given, i, sampling.seed, "accepting")
                 if not exact or rng.random() < math.exp(candidate.log_prob - candidate.drawn_with):
                     accepted.append(candidate)
-        if len(accepted) >= options.n:
-            return accepted[: options.n]
+        if len(accepted) >= ask.n:
+            return accepted[: ask.n]
         log_weights = np.array([candidate.log_prob - candidate.drawn_with for candidate in drawn])
         weights = np.exp(log_weights - log_weights.max())
         rng = randomness(given, 0, sampling.seed, "resampling")
-        return [drawn[i] for i in rng.choice(len(drawn), size=options.n, p=weights / weights.sum())]
+        return [drawn[i] for i in rng.choice(len(drawn), size=ask.n, p=weights / weights.sum())]

@@ -108,24 +108,24 @@ class FillBySearch(Filler):
 
     def at_random(self, candidates: int) -> Search[list[Candidate]]:
         """Resample candidates of all lengths with the weights p(text) / q."""
-        options, gapped = self.options, self.gapped
+        ask, gapped = self.ask, self.gapped
         lengths_of: list[tuple[int, ...]]
         if len(gapped.regions) == 1:
             lengths_of = [(length,) for length in self.lengths[0]]
         else:
             lengths_of = [(yield from self.choose_lengths())]
         if gapped.open_ended:  # nothing follows, so that candidates need no weights
-            jobs = [(lengths_of[-1], i) for i in range(options.n)]
+            jobs = [(lengths_of[-1], i) for i in range(ask.n)]
             return (yield from self.draw(gapped, self.constraints, jobs, greedy=False))
-        count = max(candidates, options.n, len(lengths_of))
+        count = max(candidates, ask.n, len(lengths_of))
         jobs = [(lengths_of[i % len(lengths_of)], i // len(lengths_of)) for i in range(count)]
         drawn = yield from self.draw(gapped, self.constraints, jobs, greedy=False)
         yield from self.score(gapped, drawn)
-        temperature = options.sampling.temperature
+        temperature = self.sampling.temperature
         if temperature < GREEDY:
-            return [max(drawn, key=lambda candidate: candidate.log_text)] * options.n
+            return [max(drawn, key=lambda candidate: candidate.log_text)] * ask.n
         drawn_at = Counter(candidate.lengths for candidate in drawn)
         log_weights = np.array([c.log_text / temperature - c.drawn_with - math.log(drawn_at[c.lengths]) for c in drawn])
         weights = np.exp(log_weights - log_weights.max())
-        rng = randomness(drawn[0].query, 0, options.sampling.seed, "resampling")
-        return [drawn[i] for i in rng.choice(len(drawn), size=options.n, p=weights / weights.sum())]
+        rng = randomness(drawn[0].query, 0, self.sampling.seed, "resampling")
+        return [drawn[i] for i in rng.choice(len(drawn), size=ask.n, p=weights / weights.sum())]

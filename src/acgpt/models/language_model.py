@@ -5,17 +5,17 @@ Models are usually created with `acgpt.load`. The dataclasses that the class ret
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import copy_config_permissions
+from acgpt.common.options import ignore
 from acgpt.engine.architecture import accept, check_model
 from acgpt.engine.attention import BACKENDS, choose_backend, possible_backends
 from acgpt.engine.cpu_step import CpuSteps
@@ -26,18 +26,17 @@ from acgpt.engine.head import has_plain_head
 from acgpt.engine.length_head import FILE as HEAD_FILE
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
-from acgpt.engine.meter import ignore
 from acgpt.engine.modules import compile_blocks
 from acgpt.engine.peft import trains_biases
 from acgpt.errors import InputError, ModelError
 from acgpt.methods import METHODS, Method
-from acgpt.models.adapters import BARE, Choice, common_bos, metadata_by_name, unknown_name, unwrap_named
+from acgpt.models.adapters import BARE, common_bos, metadata_by_name, unknown_name, unwrap_named
 from acgpt.models.answers import Fill, Lengths, Piece, Ranking, Sample, Score
+from acgpt.models.ask import Ask, FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk, StreamAsk, asks
 from acgpt.models.executor import Executor, Search
-from acgpt.models.fill import PATIENCE
 from acgpt.models.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
 from acgpt.models.router import Router, lookup
-from acgpt.models.searches import Question, Searches
+from acgpt.models.searches import Searches
 from acgpt.query.query import Query
 from acgpt.query.template import escape
 from acgpt.query.text import pieces
@@ -246,71 +245,26 @@ class LanguageModel:
 
     # ---- queries -----------------------------------------------------------------------------------------------
 
-    @overload
-    def log_prob(  # type: ignore[overload-overlap]
-        self, query: Question, *, future: bool | None = None, adapter: Choice = None
-    ) -> Score: ...
-    @overload
-    def log_prob(
-        self, query: Sequence[Question], *, future: bool | None = None, adapter: Choice = None
-    ) -> list[Score]: ...
-    def log_prob(
-        self, query: Question | Sequence[Question], *, future: bool | None = None, adapter: Choice = None
-    ) -> Score | list[Score]:
+    @asks(ScoreAsk)
+    def log_prob(self, ask: ScoreAsk) -> Score:
         """Return the log-probability of the asked tokens, log p(asked | given).
 
         For most methods, `ac-gpt` and `gpt` among them, it is exact and takes one forward pass.
 
         Args:
-            query: A template such as "The capital of France is {{Paris}}." (see `acgpt.query.template`), a `Query`, or
-                a list of these. A list is scored in batches; results are in the order of the list.
-            future: Whether predictions see given tokens that come after an asked one. `True`: always. `False`: never;
-                the text is read from left to right. `None`: if the model's metadata say that it can; otherwise read
-                from left to right, with the warning `FutureIgnored`.
-            adapter: Name of the adapter to use. `False` or "none": the model without an adapter. `None`: the active
-                adapter or, if `router` is on, the adapter chosen for each query.
+            **keywords: The fields of `ScoreAsk`.
 
         Returns:
-            A `Score`; for a list of queries, a list of them.
+            A `Score`; for a list of queries, which is scored in batches, a list of them in its order.
 
         Raises:
             TemplateError: A template is malformed, or has a blank, which has no text to score.
             QueryError: The query does not fit the model (it is too long, for example), or an asked token has no id.
         """
-        questions: Any = query
-        (results,) = self._executor.run([self.searches.log_prob(questions, future=future, adapter=adapter)])
-        return results[0] if isinstance(query, str | Query) else results
+        return self._answer(ask)  # type: ignore[no-any-return]
 
-    @overload
-    def sample(  # type: ignore[overload-overlap]
-        self, query: Question, n: int = 1, *, temperature: float = 1.0, top_p: float = 1.0,
-        top_k: int | None = None, seed: int | None = None, max_tokens: int | None = None,
-        stop: str | Sequence[str] = (), candidates: int = 64, future: bool | None = None, adapter: Choice = None,
-        notice: Callable[[int], object] = ignore,
-    ) -> list[Sample]: ...  # fmt: skip
-    @overload
-    def sample(
-        self, query: Sequence[Question], n: int = 1, *, temperature: float = 1.0, top_p: float = 1.0,
-        top_k: int | None = None, seed: int | None = None, max_tokens: int | None = None,
-        stop: str | Sequence[str] = (), candidates: int = 64, future: bool | None = None, adapter: Choice = None,
-        notice: Callable[[int], object] = ignore,
-    ) -> list[list[Sample]]: ...  # fmt: skip
-    def sample(
-        self,
-        query: Question | Sequence[Question],
-        n: int = 1,
-        *,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int | None = None,
-        seed: int | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        candidates: int = 64,
-        future: bool | None = None,
-        adapter: Choice = None,
-        notice: Callable[[int], object] = ignore,
-    ) -> list[Sample] | list[list[Sample]]:
+    @asks(SampleAsk)
+    def sample(self, ask: SampleAsk) -> list[Sample]:
         """Sample the asked tokens from p(asked | given), with a key-value cache where the method has one.
 
         Gaps of unknown length, `{{_}}`, are sampled from p(fill | context), too: `candidates` fills of all lengths are
@@ -319,21 +273,7 @@ class LanguageModel:
         the embedded default, draws them, each given those before it, then the texts. For the best fills use `fill`.
 
         Args:
-            query: A template such as "The cat {{_3}} on the {{_1}}.", a `Query`, or a list of these. A slot with text,
-                `{{text}}`, is sampled as a blank of as many tokens as the text has.
-            n: Number of samples per query.
-            temperature: Sampling temperature: 1 is the model's own distribution, 0 is greedy decoding.
-            top_p: Nucleus sampling: sample from the most probable tokens whose probabilities sum to `top_p`.
-            top_k: Sample from the `top_k` most probable tokens. Default: from all.
-            seed: Seed of the samples. The same seed gives the same samples of a query, alone or in any batch, up to
-                rounding: a token can differ if its random number is within rounding error of a boundary. Default: a
-                new seed, recorded in `Sample.seed`.
-            max_tokens: Maximum number of tokens of a gap, see `fill`.
-            stop: Strings before which the text of a gap ends, see `fill`.
-            candidates: Number of fills to choose from, for gaps of unknown length.
-            future: Whether predictions see given tokens that come after an asked one, see `log_prob`.
-            adapter: Name of the adapter to use, see `log_prob`.
-            notice: Called with the number of new tokens whenever some are drawn, for a progress bar.
+            **keywords: The fields of `SampleAsk`.
 
         Returns:
             A list of n samples; for a list of queries, a list of such lists.
@@ -342,52 +282,10 @@ class LanguageModel:
             TemplateError: A template is malformed.
             QueryError: The query does not fit the model; it is too long, for example.
         """
-        seed = secrets.randbits(32) if seed is None else seed
-        samples: list[Sample] | list[list[Sample]] = self._each(
-            query,
-            lambda question: self.searches.sample(
-                question, n, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens,
-                stop=stop, candidates=candidates, future=future, adapter=adapter, notice=notice,
-            ),
-        )  # fmt: skip
-        return samples
+        return self._answer(ask)  # type: ignore[no-any-return]
 
-    @overload
-    def fill(  # type: ignore[overload-overlap]
-        self, template: str, n: int = 5, *,
-        best_of: int | None = None, patience: int = PATIENCE, max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        temperature: float = 1.0, top_p: float = 1.0, top_k: int | None = None, seed: int | None = None,
-        distinct: bool = True, future: bool | None = None, adapter: Choice = None,
-        notice: Callable[[int], object] = ignore,
-    ) -> list[Fill]: ...  # fmt: skip
-    @overload
-    def fill(
-        self, template: Sequence[str], n: int = 5, *,
-        best_of: int | None = None, patience: int = PATIENCE, max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        temperature: float = 1.0, top_p: float = 1.0, top_k: int | None = None, seed: int | None = None,
-        distinct: bool = True, future: bool | None = None, adapter: Choice = None,
-        notice: Callable[[int], object] = ignore,
-    ) -> list[list[Fill]]: ...  # fmt: skip
-    def fill(
-        self,
-        template: str | Sequence[str],
-        n: int = 5,
-        *,
-        best_of: int | None = None,
-        patience: int = PATIENCE,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int | None = None,
-        seed: int | None = None,
-        distinct: bool = True,
-        future: bool | None = None,
-        adapter: Choice = None,
-        notice: Callable[[int], object] = ignore,
-    ) -> list[Fill] | list[list[Fill]]:
+    @asks(FillAsk)
+    def fill(self, ask: FillAsk) -> list[Fill]:
         r"""Fill the gaps of a template with the texts that fit best, at any character and of any length.
 
             lm.fill("The capital of {{_}} is Paris.")[0].text
@@ -402,24 +300,7 @@ class LanguageModel:
         as `{{_10-30}}`; for one of typical length use `sample`.
 
         Args:
-            template: A template with gaps: `{{_}}`, `{{_3-12}}` (tokens) or `{{_:\d+}}` (a regular expression). It may
-                have blanks, text slots and unknown tokens, too. Or a list of templates, which are filled together.
-            n: Number of fills.
-            best_of: Number of candidates to choose from. Default: one for each length that is tried.
-            patience: Number of longer lengths than the best that may be no better before the search ends. A larger
-                number finds more of the long fills, and takes more time.
-            max_tokens: Maximum number of tokens of a gap. Default: 32, unless the template says more; 255 for a model
-                that predicts lengths, except for a gap that ends the text.
-            stop: One or several strings. A fill ends before the first of them; its log-probability is that of what was
-                drawn.
-            temperature: Sampling temperature of the candidates that are drawn at random.
-            top_p: Nucleus sampling of these, see `sample`.
-            top_k: Draw these from the `top_k` most probable tokens, see `sample`.
-            seed: Seed of these. Default: a new one, recorded in `Fill.seed`.
-            distinct: Return no two fills with the same text.
-            future: Whether predictions see given tokens that come after an asked one, see `log_prob`.
-            adapter: Name of the adapter to use, see `log_prob`.
-            notice: Called with the number of new tokens whenever some are drawn, for a progress bar.
+            **keywords: The fields of `FillAsk`.
 
         Returns:
             At most n fills, the best first (see `Fill.score`); fewer if no more distinct ones were found. For a list
@@ -430,35 +311,10 @@ class LanguageModel:
             QueryError: The text is too long, or the model cannot draw under constraints.
             ModelError: The tokenizer is neither byte-level BPE nor SentencePiece with byte fallback.
         """
-        seed = secrets.randbits(32) if seed is None else seed
-        fills: list[Fill] | list[list[Fill]] = self._each(
-            template,
-            lambda text: self.searches.fill(
-                text, n, best_of=best_of, patience=patience, max_tokens=max_tokens, stop=stop, temperature=temperature,
-                top_p=top_p, top_k=top_k, seed=seed, distinct=distinct, future=future, adapter=adapter, notice=notice,
-            ),
-        )  # fmt: skip
-        return fills
+        return self._answer(ask)  # type: ignore[no-any-return]
 
-    @overload
-    def lengths(  # type: ignore[overload-overlap]
-        self, template: str, known: Sequence[int] = (), *, max_tokens: int | None = None, future: bool | None = None,
-        adapter: Choice = None,
-    ) -> Lengths: ...  # fmt: skip
-    @overload
-    def lengths(
-        self, template: Sequence[str], known: Sequence[int] = (), *, max_tokens: int | None = None,
-        future: bool | None = None, adapter: Choice = None,
-    ) -> list[Lengths]: ...  # fmt: skip
-    def lengths(
-        self,
-        template: str | Sequence[str],
-        known: Sequence[int] = (),
-        *,
-        max_tokens: int | None = None,
-        future: bool | None = None,
-        adapter: Choice = None,
-    ) -> Lengths | list[Lengths]:
+    @asks(LengthsAsk)
+    def lengths(self, ask: LengthsAsk) -> Lengths:
         """Return p(length of a gap | context), for a model that predicts lengths, without drawing anything.
 
             lm.lengths("The capital of {{_}} is Paris.").most_probable(3)
@@ -467,12 +323,7 @@ class LanguageModel:
         p(texts | lengths); `Fill.length_log_prob` is the first factor, and `Fill.log_prob` the second.
 
         Args:
-            template: A template with gaps, see `fill`. Or a list of templates, which are asked in batches.
-            known: Lengths of the first gaps, of each template. The distribution is that of the next one. Gaps without a
-                kept token between them have one length together.
-            max_tokens: Maximum number of tokens of a gap, see `fill`.
-            future: Whether predictions see given tokens that come after an asked one, see `log_prob`.
-            adapter: Name of the adapter to use, see `log_prob`.
+            **keywords: The fields of `LengthsAsk`.
 
         Returns:
             The log-probability of each length that the gap may have; they are normalised. Lengths count the tokens
@@ -483,25 +334,10 @@ class LanguageModel:
             QueryError: The model does not predict lengths, `known` does not fit the template, or the gap ends the text.
             InputError: `known` is not a list.
         """
-        lengths: Lengths | list[Lengths] = self._each(
-            template,
-            lambda text: self.searches.lengths(text, known, max_tokens=max_tokens, future=future, adapter=adapter),
-        )
-        return lengths
+        return self._answer(ask)  # type: ignore[no-any-return]
 
-    def stream(
-        self,
-        template: str,
-        *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        top_k: int | None = None,
-        seed: int | None = None,
-        future: bool | None = None,
-        adapter: Choice = None,
-    ) -> Iterator[Piece]:
+    @asks(StreamAsk)
+    def stream(self, ask: StreamAsk) -> Iterator[Piece]:
         """Fill the gaps of a template and yield the text as it is made.
 
             for piece in lm.stream("The capital of {{_}} is Paris."):
@@ -513,15 +349,7 @@ class LanguageModel:
         instead. A model that does not predict lengths finds them as `fill` does, at any temperature, and yields tokens.
 
         Args:
-            template: A template with gaps, see `fill`.
-            max_tokens: Maximum number of tokens of a gap, see `fill`.
-            stop: Strings before which the text of a gap ends, see `fill`.
-            temperature: Sampling temperature; 0 gives the best fill.
-            top_p: Nucleus sampling, see `sample`.
-            top_k: Draw from the `top_k` most probable tokens, see `sample`.
-            seed: Seed, see `sample`.
-            future: Whether predictions see given tokens that come after an asked one, see `log_prob`.
-            adapter: Name of the adapter to use, see `log_prob`.
+            **keywords: The fields of `StreamAsk`.
 
         Yields:
             Pieces of the fills. The last one has no text and holds the finished `Fill`.
@@ -530,11 +358,7 @@ class LanguageModel:
             TemplateError: As in `fill`.
         """
         pieces: deque[Piece] = deque()
-        search = self.searches.stream(
-            template, pieces.append, max_tokens=max_tokens, stop=stop, temperature=temperature, top_p=top_p,
-            top_k=top_k, seed=seed, future=future, adapter=adapter,
-        )  # fmt: skip
-        return self._pieces(search, pieces)
+        return self._pieces(self.searches.stream(ask, pieces.append), pieces)
 
     def infill(self, prefix: str, suffix: str, n: int = 1, **options: Any) -> list[Fill]:
         """Fill the gap between two strings; the same as `fill` of a template with one gap.
@@ -548,10 +372,10 @@ class LanguageModel:
         Returns:
             The fills, the best first.
         """
-        fills: list[Fill] = self.fill(escape(prefix, before_slot=True) + "{{_}}" + escape(suffix), n, **options)
-        return fills
+        return self.fill(escape(prefix, before_slot=True) + "{{_}}" + escape(suffix), n, **options)
 
-    def rank(self, template: str, *, future: bool | None = None, adapter: Choice = None) -> Ranking:
+    @asks(RankAsk)
+    def rank(self, ask: RankAsk) -> Ranking:
         """Rank alternatives, written as `{{cat|dog|carburettor}}`, by their probability.
 
         With several slots, all combinations of their alternatives are ranked. `Ranking.compared` says what was
@@ -560,26 +384,23 @@ class LanguageModel:
         - "asked | given": p(asked | given). Used if the alternatives differ only in their asked tokens (the same
           number of them, and the same given tokens around them) and the model reads the future.
         - "whole text": the probability that a text begins with this one, read from left to right. Comparable for any
-          lengths; but if the template ends in a slot, "cat" is never less probable than "cat sat". Used otherwise.
+          lengths; but if the template ends in a slot, "cat" is never less probable than "cat sat". Used otherwise, and
+          with `future=False`.
 
         If the adapter is chosen per query (`router`), whole texts are compared unless `future` or `adapter` is passed:
         within one model the two probabilities are proportional, so the base model is enough.
 
         Args:
-            template: A template with alternatives, separated by `|`.
-            future: Whether predictions see given tokens that come after an asked one, see `log_prob`. `False` compares
-                whole texts.
-            adapter: Name of the adapter to use, see `log_prob`.
+            **keywords: The fields of `RankAsk`.
 
         Returns:
-            The alternatives, the most probable first.
+            The alternatives, the most probable first; for a list of templates, a list of rankings.
 
         Raises:
             TemplateError: The template is malformed, has a duplicate alternative, or leaves no text.
             QueryError: The model's log-probabilities are only bounds, or a text is too long.
         """
-        (ranking,) = self._executor.run([self.searches.rank(template, future=future, adapter=adapter)])
-        return ranking
+        return self._answer(ask)  # type: ignore[no-any-return]
 
     # ---- text and tokens ---------------------------------------------------------------------------------------
 
@@ -638,12 +459,10 @@ class LanguageModel:
 
     # ---- internals ---------------------------------------------------------------------------------------------
 
-    def _each(self, asked: Question | Sequence[Question], search: Callable[[Any], Search[Any]]) -> Any:
-        """Run the search of a question, or those of the questions of a list."""
-        single = isinstance(asked, str | bytes | Query) or not isinstance(asked, Iterable)
-        questions: Any = [asked] if single else asked
-        results = self._executor.run([search(question) for question in questions])
-        return results[0] if single else results
+    def _answer(self, ask: Ask) -> Any:
+        """Answer a question, or each of a list."""
+        results = self._executor.run([self.searches.of(each) for each in ask.each()])
+        return results[0] if ask.single else results
 
     def _pieces(self, search: Search[Fill], pieces: deque[Piece]) -> Iterator[Piece]:
         """Yield the pieces of `stream`, which the search appends."""

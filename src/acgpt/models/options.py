@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from acgpt.common.options import Options, declared, documented, option
+from acgpt.common.options import Options, Range, declared, documented, option
+from acgpt.models.ask import FillAsk, SearchOptions
 
 
 @documented
@@ -76,30 +77,12 @@ class QuestionOptions(LoadedOptions):
 
 
 @documented
-@dataclass(frozen=True)
-class SampleOptions(QuestionOptions):
-    """Options of `acgpt infill`: arguments of `LanguageModel.fill` and `LanguageModel.sample`."""
+@dataclass(frozen=True, kw_only=True)
+class InfillOptions(SearchOptions, QuestionOptions):
+    """Options of `acgpt infill`: settings of `LanguageModel.fill` and `LanguageModel.sample`."""
 
-    n: int = option(
-        "Samples per template; for gaps, distinct fills. Default: 1.", 1, metavar="N", minimum=1, flags=("-n",)
-    )
-    best_of: int | None = option(
-        "Gaps: number of candidates to choose from. Default: one for each length that is tried.",
-        metavar="N",
-        minimum=1,
-    )
-    max_tokens: int | None = option(
-        "Gaps: maximum number of tokens. Default: 32, unless the template says more.", metavar="N", minimum=1
-    )
-    stop: tuple[str, ...] = option(
-        "Gaps: a fill ends before this text.", (), metavar="TEXT", form="list", shell="May be repeated."
-    )
-    temperature: float = option("Sampling temperature; 0 is greedy. Default: 1.", 1.0, metavar="X", minimum=0)
-    top_p: float = option(
-        "Nucleus sampling: total probability of the tokens to sample from, above 0. Default: 1.", 1.0, metavar="P"
-    )
-    top_k: int | None = option("Sample from the K most likely tokens. Default: all.", metavar="K", minimum=1)
-    seed: int | None = option("Seed of the samples. Default: random.", metavar="N", minimum=0, flags=("--seed", "-s"))
+    n: int = declared(FillAsk, "n", default=1, help="Samples per template; for gaps, distinct fills. Default: 1.")
+    seed: int | None = declared(SearchOptions, "seed", range=Range(minimum=0))
 
 
 @documented

@@ -27,7 +27,8 @@ from transformers import PreTrainedModel
 from acgpt.engine.peft import active_adapter
 from acgpt.errors import InputError, QueryError, reason
 from acgpt.methods import Method
-from acgpt.models.adapters import BARE, Adapter, Choice, unknown_name
+from acgpt.models.adapters import BARE, Adapter, unknown_name
+from acgpt.models.ask import Choice
 from acgpt.models.metadata import Metadata, model_method
 from acgpt.query.conditioning import Blocks, Infilling
 from acgpt.query.query import Query

@@ -3,13 +3,12 @@
     lm.fill(…)          one search, run to its end by `executor.Executor`
     acgpt serve         many searches at a time, whose requests are answered together (`serving.scheduler`)
 
-Each method of `Searches` belongs to the method of `LanguageModel` with the same name, which documents its arguments. It
-reads its arguments at once, so that malformed input is refused before anything is run, and returns the search.
+Each method of `Searches` belongs to the method of `LanguageModel` with the same name. It reads the question at once, so
+that malformed input is refused before anything is run, and returns the search.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,12 +16,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from acgpt.engine.decode import Sampling
-from acgpt.errors import InputError, QueryError, TemplateError, too_long, whole_number
-from acgpt.models.adapters import Choice
+from acgpt.errors import QueryError, TemplateError, too_long
 from acgpt.models.answers import Fill, Lengths, Piece, Ranked, Ranking, Sample, Score, token_scores
+from acgpt.models.ask import Ask, FillAsk, LengthsAsk, Question, RankAsk, SampleAsk, ScoreAsk, StreamAsk
 from acgpt.models.executor import Executor, Samples, Scores, Search
-from acgpt.models.fill import Candidate, Filler, Options
+from acgpt.models.fill import Candidate, Filler
 from acgpt.models.fill_by_lengths import FillByLengths
 from acgpt.models.fill_by_search import FillBySearch
 from acgpt.models.metadata import model_method
@@ -31,8 +29,6 @@ from acgpt.query.gaps import encode_gaps, has_gaps
 from acgpt.query.query import Query
 from acgpt.query.template import Part, Slot, check_texts, fillings, parse, rendered
 from acgpt.query.text import Encoded, encode, encode_text, pieces
-
-Question = str | Query
 
 
 class Searches:
@@ -50,42 +46,45 @@ class Searches:
 
     # ---- questions --------------------------------------------------------------------------------------------------
 
-    def log_prob(
-        self, questions: Sequence[Question], *, future: bool | None = None, adapter: Choice = None
-    ) -> Search[list[Score]]:
-        """Score questions, see `LanguageModel.log_prob`."""
-        queries = [self.scorable(question) for question in as_list(questions)]
-        return self.scores(queries, self.router.routes(queries, future, adapter))
+    def of(self, ask: Ask) -> Search[Any]:
+        """Return the search for the answer to one question."""
+        search: Search[Any] = getattr(self, ask.name)(ask)
+        return search
 
-    def sample(self, question: Question, n: int = 1, *, candidates: int = 64, **keywords: Any) -> Search[list[Sample]]:
-        """Sample the asked tokens of one question, see `LanguageModel.sample`."""
-        options = drawing(n=n, **keywords)
-        candidates = whole_number("candidates", candidates, least=1)
-        (question,) = as_list(question)
-        if isinstance(question, str) and has_gaps(parts := parse(question)):
-            filler = self.filler(parts, question, options)
-            return self.fills_of(filler, filler.at_random(candidates))
-        encoded = self.encode(question)
-        (route,) = self.router.routes([encoded.query], options.future, options.adapter)
+    def log_prob(self, ask: ScoreAsk) -> Search[Score]:
+        """Score a question, see `LanguageModel.log_prob`."""
+        query = self.scorable(ask.question)
+        scores = self.scores([query], self.router.routes([query], ask.future, ask.adapter))
 
-        def search() -> Search[list[Sample]]:
-            (drawn,) = yield Samples([encoded.query], [route], options.n, options.sampling, options.notice)
-            return [self.sample_of(encoded, ids, log_probs, route, options.sampling.seed) for ids, log_probs in drawn]
+        def search() -> Search[Score]:
+            (score,) = yield from scores
+            return score
 
         return search()
 
-    def fill(self, template: str, n: int = 5, **keywords: Any) -> Search[list[Fill]]:
-        """Find the best fills of one template, see `LanguageModel.fill`. After `seconds`, no more lengths are tried."""
-        options = drawing(n=n, **keywords)
-        filler = self.filler(parse_gaps(template), template, options)
+    def sample(self, ask: SampleAsk) -> Search[list[Sample]]:
+        """Sample the asked tokens of one question, see `LanguageModel.sample`."""
+        question, sampling = ask.question, ask.sampling
+        if isinstance(question, str) and has_gaps(parts := parse(question)):
+            filler = self.filler(parts, FillAsk.like(ask))
+            return self.fills_of(filler, filler.at_random(ask.candidates))
+        encoded = self.encode(question)
+        (route,) = self.router.routes([encoded.query], ask.future, ask.adapter)
+
+        def search() -> Search[list[Sample]]:
+            (drawn,) = yield Samples([encoded.query], [route], ask.n, sampling, ask.notice)
+            return [self.sample_of(encoded, ids, log_probs, route, sampling.seed) for ids, log_probs in drawn]
+
+        return search()
+
+    def fill(self, ask: FillAsk) -> Search[list[Fill]]:
+        """Find the best fills of one template, see `LanguageModel.fill`."""
+        filler = self.filler(parse_gaps(ask.question), ask)
         return self.fills_of(filler, filler.best())
 
-    def stream(
-        self, template: str, notify: Callable[[Piece], object], *, temperature: float = 0.0, **keywords: Any
-    ) -> Search[Fill]:
-        """Draw one fill, and tell `notify` each piece of it, see `LanguageModel.stream`; `seconds` as in `fill`."""
-        options = drawing(temperature, **keywords)
-        filler = self.filler(parse_gaps(template), template, options)
+    def stream(self, ask: StreamAsk, notify: Callable[[Piece], object]) -> Search[Fill]:
+        """Draw one fill, and tell `notify` each piece of it, see `LanguageModel.stream`."""
+        filler = self.filler(parse_gaps(ask.question), FillAsk.like(ask))
 
         def search() -> Search[Fill]:
             found = yield from filler.stream(lambda slot, text: notify(Piece(text, slot)))
@@ -95,22 +94,18 @@ class Searches:
 
         return search()
 
-    def lengths(self, template: str, known: Sequence[int] = (), **keywords: Any) -> Search[Lengths]:
+    def lengths(self, ask: LengthsAsk) -> Search[Lengths]:
         """Predict the length of a gap, see `LanguageModel.lengths`."""
-        options = Options(**keywords)
-        filler = self.filler(parse_gaps(template), template, options)
-        if not isinstance(known, list | tuple):
-            raise InputError(f"known must be a list of lengths such as [3], not {known!r}.")
+        filler = self.filler(parse_gaps(ask.question), FillAsk.like(ask))
 
         def search() -> Search[Lengths]:
-            return Lengths((yield from filler.next_length(tuple(known))))
+            return Lengths((yield from filler.next_length(tuple(ask.known))))
 
         return search()
 
-    def rank(self, template: str, *, future: bool | None = None, adapter: Choice = None) -> Search[Ranking]:
+    def rank(self, ask: RankAsk) -> Search[Ranking]:
         """Rank the alternatives of a template, see `LanguageModel.rank`."""
-        if not isinstance(template, str):
-            raise QueryError(f"rank takes one template, a string, not {type(template).__name__}.")
+        template, future, adapter = ask.question, ask.future, ask.adapter
         if model_method(self.router.metadata(self.router.resolve(adapter))).bound:
             raise QueryError(
                 "this model's log-probabilities are lower bounds, which cannot be compared with each other. Rank with "
@@ -193,13 +188,13 @@ class Searches:
         given = {(q.given, tuple(t for t, g in zip(q.tokens, q.given, strict=True) if g)) for q in queries}
         return queries if len(given) == 1 else None
 
-    def filler(self, parts: Sequence[Part], template: str, options: Options) -> Filler:
+    def filler(self, parts: Sequence[Part], ask: FillAsk) -> Filler:
         """Return the search for the fills of a parsed template."""
-        gapped = encode_gaps(parts, self.tokenizer, template)
+        gapped = encode_gaps(parts, self.tokenizer, ask.question)
         query = gapped.encoded([1] * len(gapped.regions)).query  # a route depends on roles alone
-        (route,) = self.router.routes([query], options.future, options.adapter)
+        (route,) = self.router.routes([query], ask.future, ask.adapter)
         kind = FillBySearch if self.executor.length_head(route) is None else FillByLengths
-        return kind(self.executor, self.tokenizer, self.positions, parts, template, options, gapped, route)
+        return kind(self.executor, self.tokenizer, self.positions, parts, ask, gapped, route)
 
     # ---- building answers -------------------------------------------------------------------------------------------
 
@@ -228,7 +223,7 @@ class Searches:
             adapter=candidate.route.adapter,
             text=filler.text(candidate),
             fills=filler.fills(candidate),
-            seed=filler.options.sampling.seed,
+            seed=filler.sampling.seed,
             query=complete,
             lengths=filler.lengths_of(candidate),
             length_log_prob=candidate.log_lengths,
@@ -261,34 +256,9 @@ class Searches:
         return pieces([placeholder if token is None else token for token in query.tokens], self.tokenizer)
 
 
-def drawing(
-    temperature: float = 1.0, top_p: float = 1.0, top_k: int | None = None, seed: int | None = None, **keywords: Any
-) -> Options:
-    """Return the options of a search that draws tokens, with a new seed if none is named."""
-    sampling = Sampling(temperature, top_p, top_k, secrets.randbits(32) if seed is None else seed)
-    return Options(sampling=sampling, **keywords)
-
-
 def parse_gaps(template: str) -> list[Part]:
     """Parse a template that has a gap."""
-    if not isinstance(template, str):
-        raise QueryError(f"a template must be a string, not {type(template).__name__}: {template!r}.")
     parts = parse(template)
     if not has_gaps(parts):
         raise TemplateError("there is no gap to fill: write {{_}}, or use sample.", template, len(template))
     return parts
-
-
-def as_list(query: Question | Sequence[Question]) -> list[Question]:
-    """Return a list of questions: of one, or of those in a sequence."""
-    question: Any = query
-    try:
-        questions: list[Any] = [question] if isinstance(question, str | bytes | Query) else list(question)
-    except TypeError:
-        questions = [question]  # refused below
-    for question in questions:
-        if not isinstance(question, str | Query):
-            raise QueryError(
-                f"a question must be a template (a string) or a Query, not {type(question).__name__}: {question!r}."
-            )
-    return questions

@@ -20,24 +20,25 @@ import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from acgpt.engine.decode import GREEDY, Sampling
+from acgpt.common.options import ignore
+from acgpt.engine.decode import GREEDY
 from acgpt.engine.decoding import ActiveRow
-from acgpt.engine.meter import ignore
 from acgpt.engine.score import TopScore
 from acgpt.errors import ModelError, QueryError, too_long
-from acgpt.models.adapters import BARE, Choice
+from acgpt.models.adapters import BARE
 from acgpt.models.answers import Fill, Piece, Sample
+from acgpt.models.ask import MAX_TOKENS, Ask, Choice, FillAsk, SampleAsk, StreamAsk, stop_strings
 from acgpt.models.executor import Rows, Search, Top
-from acgpt.models.fill import MAX_TOKENS, stop_strings
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.router import Route
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling, SamplingOptions
 from acgpt.query.template import escape, parse
 from acgpt.query.text import encode_text, pieces
 from acgpt.query.vocabulary import ByteVocabulary
@@ -45,6 +46,8 @@ from acgpt.serving.errors import InvalidField, LimitExceeded, UnknownModel
 from acgpt.serving.limits import Budget, check_numbers, check_questions
 from acgpt.serving.service import Service
 from acgpt.serving.writer import Writer
+
+Asked = TypeVar("Asked", bound=Ask)
 
 CANDIDATES = 64  # that a sample of a gap is chosen from, the default of `LanguageModel.sample`
 
@@ -260,23 +263,16 @@ class Completer:
 
     def gap(self, prompt: Prompt, options: Options) -> Search[Completions]:
         """Fill the gap between a prompt and the suffix: the best fills, or samples."""
-        template, sampling = self.template(prompt, options), options.sampling
         search: Search[list[Fill]] | Search[list[Sample]]
         if options.greedy:
-            search = self.searches.fill(
-                template, options.n, best_of=options.best_of, max_tokens=options.max_tokens, stop=options.stop,
-                seed=sampling.seed, seconds=options.seconds, adapter=options.adapter, notice=options.notice,
-            )  # fmt: skip
+            best = {name: getattr(options, name) for name in ("n", "best_of", "seconds", "notice")}
+            search = self.searches.fill(self.ask(FillAsk, prompt, options, **best))
         elif not options.resampled:
             search = one_by_one(
                 [self.drawn_gap(prompt, options, i, lambda piece: options.notice(1)) for i in range(options.drawn)]
             )
         else:
-            search = self.searches.sample(
-                template, options.drawn, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
-                seed=sampling.seed, max_tokens=options.max_tokens, stop=options.stop, adapter=options.adapter,
-                notice=options.notice,
-            )  # fmt: skip
+            search = self.searches.sample(self.ask(SampleAsk, prompt, options, n=options.drawn, notice=options.notice))
 
         def filled() -> Search[Completions]:
             fills = [fill for fill in (yield from search) if isinstance(fill, Fill)]
@@ -296,12 +292,15 @@ class Completer:
         self, prompt: Prompt, options: Options, number: int, notify: Callable[[Piece], object]
     ) -> Search[Fill]:
         """Draw the fill of this number, after its length, and tell `notify` each piece of it."""
-        sampling = options.sampling
-        return self.searches.stream(
-            self.template(prompt, options), notify, max_tokens=options.max_tokens, stop=options.stop,
-            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k,
-            seed=sampling.seed + number, seconds=options.seconds, adapter=options.adapter,
-        )  # fmt: skip
+        seed = options.sampling.seed + number
+        ask = self.ask(StreamAsk, prompt, options, seed=seed, seconds=options.seconds)
+        return self.searches.stream(ask, notify)
+
+    def ask(self, kind: Callable[..., Asked], prompt: Prompt, options: Options, **changes: Any) -> Asked:
+        """Return the question about the gap after a prompt."""
+        sampling = {item.name: getattr(options.sampling, item.name) for item in fields(SamplingOptions)}
+        shared = {name: getattr(options, name) for name in ("max_tokens", "stop", "adapter")}
+        return kind(self.template(prompt, options), **sampling | shared | changes)
 
     def streamed_gaps(
         self, prompts: Sequence[Prompt], options: Options, report: Callable[[Delta], object]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from acgpt.errors import QueryError
-from acgpt.models.fill import MAX_TOKENS
+from acgpt.models.ask import MAX_TOKENS
 from acgpt.models.searches import parse_gaps
 from acgpt.query.lengths import LONGEST
 from acgpt.query.query import Query

@@ -28,8 +28,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from acgpt.engine.decode import Sampling
-from acgpt.models.fill import MAX_TOKENS
+from acgpt.models.ask import MAX_TOKENS
+from acgpt.query.sampling import Sampling
 from acgpt.serving.completions import (
     Completer,
     Completion,
@@ -90,10 +90,10 @@ class InfillRequest(Lenient):
         """Return what is asked for."""
         model = self.model if self.model in model_names(service.lm, service.name) else None
         sampling = Sampling(
-            max(0.0, self.temperature),
-            self.top_p if 0 < self.top_p < 1 else 1.0,
-            self.top_k if self.top_k > 0 else None,
-            seed_of(self.seed),
+            temperature=max(0.0, self.temperature),
+            top_p=self.top_p if 0 < self.top_p < 1 else 1.0,
+            top_k=self.top_k if self.top_k > 0 else None,
+            seed=seed_of(self.seed),
         )
         return Options(
             suffix=self.input_suffix,

@@ -17,8 +17,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
+from acgpt.query.sampling import Sampling
 from acgpt.serving.completions import (
     Completer,
     Delta,
@@ -66,7 +66,11 @@ class FimRequest(Strict):
             suffix=self.suffix or "",
             max_tokens=self.max_tokens,
             min_tokens=least,
-            sampling=Sampling(temperature, 1.0 if self.top_p is None else self.top_p, None, seed_of(self.random_seed)),
+            sampling=Sampling(
+                temperature=temperature,
+                top_p=1.0 if self.top_p is None else self.top_p,
+                seed=seed_of(self.random_seed),
+            ),
             stop=self.stop,
             adapter=adapter_of(service.lm, service.name, self.model),
             heal=True,

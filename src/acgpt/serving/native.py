@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from acgpt.errors import InputError, QueryError, TemplateError
 from acgpt.models.answer_json import to_json
 from acgpt.models.answers import Piece
+from acgpt.models.ask import Ask, FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk, StreamAsk
 from acgpt.models.executor import Search
 from acgpt.models.metadata import model_method
 from acgpt.query.gaps import has_gaps
@@ -37,21 +38,15 @@ from acgpt.serving.events import event_stream
 from acgpt.serving.limits import Budget, check_numbers, check_questions, gaps_of, parsed, too_many
 from acgpt.serving.options import LimitOptions
 from acgpt.serving.schemas import (
+    REQUESTS,
     ErrorReply,
-    FillReply,
     FillRequest,
-    LengthsReply,
     LengthsRequest,
-    LogProbReply,
-    LogProbRequest,
     ModelReply,
     PiecesReply,
     PiecesRequest,
     QueryReply,
     QueryRequest,
-    RankReply,
-    RankRequest,
-    SampleReply,
     SampleRequest,
     TokenQuery,
 )
@@ -59,6 +54,7 @@ from acgpt.serving.service import Service
 from acgpt.version import __version__
 
 Result = TypeVar("Result")
+Asked = TypeVar("Asked", bound=Ask)
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorReply, "description": "The API key is missing or wrong."},
@@ -70,7 +66,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 NUMBERS = ("n", "best_of", "candidates")  # fields that --max-n bounds
 FIELDS = {*FillRequest.model_fields, *SampleRequest.model_fields, *LengthsRequest.model_fields}
-UNSTREAMED = ("n", "best_of", "patience", "distinct")  # fields without a meaning for a stream
+STREAMED = {item.name for item in fields(StreamAsk)}
 
 
 def replies(model: type[BaseModel], **more: Any) -> dict[int | str, dict[str, Any]]:
@@ -86,111 +82,87 @@ def router(service: Service) -> APIRouter:
     """
     routes, lm, searches = APIRouter(tags=["native"]), service.lm, service.lm.searches
 
-    async def answer(
-        request: Request, body: BaseModel, field: str, make: Callable[[Any, dict[str, Any], Budget], Search[Any]]
-    ) -> Response:
+    def scoring(ask: ScoreAsk, budget: Budget) -> None:
+        parsed(service, ask.question)
+        budget.spend(len(searches.scorable(ask.question)))
+
+    def sampling(ask: SampleAsk, budget: Budget) -> None:
+        if has_gaps(parts := parsed(service, ask.question)):
+            budget.spend_on_gaps(parts, ask.max_tokens, max(ask.n, ask.candidates))
+        else:
+            query = searches.encode(ask.question).query
+            budget.spend(len(query) + (ask.n - 1) * len(query.asked_positions))
+
+    def filling(ask: FillAsk, budget: Budget) -> None:
+        budget.spend_on_gaps(gaps_of(service, ask.question), ask.max_tokens, max(ask.n, ask.best_of or 1))
+
+    def ranking(ask: RankAsk, budget: Budget) -> None:
+        parsed(service, ask.question)
+        candidates = fillings(ask.question)
+        budget.spend(len(candidates) * len(encode_text(rendered(candidates[0]), lm.tokenizer)))
+
+    def measuring(ask: LengthsAsk | StreamAsk, budget: Budget) -> None:
+        budget.spend_on_gaps(gaps_of(service, ask.question), ask.max_tokens, 1)
+
+    async def answer(ask: Ask, cost: Callable[[Any, Budget], None], request: Request) -> Response:
         """Answer a request: one search for each of its questions."""
-        options = chosen_options(service, body, field)
-        questions, budget = named_questions(service, field, getattr(body, field)), Budget(service)
-        makes = [naming(name, partial(make, question, options, budget)) for name, question in questions]
-        for name, question in questions:
-            if may_have_patterns(question):  # before `makes`, which take turns
-                await service.wait(check_patterns(service, name, question), request)
+        questions, budget = named_questions(service, ask.asks, ask.question), Budget(service)
+
+        def make(entry: str | TokenQuery) -> Search[Any]:
+            one = ask.about(as_question(entry))
+            cost(one, budget)
+            return searches.of(one)
+
+        makes = [naming(name, partial(make, entry)) for name, entry in questions]
+        for name, entry in questions:
+            if may_have_patterns(entry):  # before `makes`, which take turns
+                await service.wait(check_patterns(service, name, entry), request)
         try:
             return results(await service.ask_all(makes, request))
         except InvalidField:
             raise
         except InputError as error:  # found by the search itself
-            raise InvalidField(field, error) from error
+            raise InvalidField(ask.asks, error) from error
 
-    @routes.post("/v1/log_prob", responses=replies(LogProbReply))
-    async def log_prob(body: LogProbRequest, request: Request) -> Response:
-        """Return log p(asked | given) of each query, exactly, in one pass."""
-
-        def make(question: str | TokenQuery, options: dict[str, Any], budget: Budget) -> Search[Any]:
-            asked = as_question(question)
-            parsed(service, asked)
-            query = searches.scorable(asked)
-            budget.spend(len(query))
-            return first(searches.log_prob([query], **options))
-
-        return await answer(request, body, "query", make)
-
-    @routes.post("/v1/sample", responses=replies(SampleReply))
-    async def sample(body: SampleRequest, request: Request) -> Response:
-        """Sample the asked tokens of each query."""
-
-        def make(question: str | TokenQuery, options: dict[str, Any], budget: Budget) -> Search[Any]:
-            asked = as_question(question)
-            n, candidates = options.get("n", 1), options.get("candidates", 64)
-            parts = parsed(service, asked)
-            if has_gaps(parts):
-                budget.spend_on_gaps(parts, options.get("max_tokens"), max(n, candidates))
-            else:
-                query = searches.encode(asked).query
-                budget.spend(len(query) + (n - 1) * len(query.asked_positions))
-            return searches.sample(asked, **options)
-
-        return await answer(request, body, "query", make)
-
-    @routes.post(
-        "/v1/fill",
-        responses=replies(FillReply, content={"text/event-stream": {"schema": {"type": "string"}}}),
-    )
-    async def fill(body: FillRequest, request: Request) -> Response:
-        """Fill the gaps of each template; with `stream`, send one fill as it is made."""
-
-        def make(template: str, options: dict[str, Any], budget: Budget) -> Search[Any]:
-            drawn = max(options.get("n", 5), options.get("best_of") or 1)
-            budget.spend_on_gaps(gaps_of(service, template), options.get("max_tokens"), drawn)
-            return searches.fill(template, **options)
-
-        if body.stream:
-            return await stream(request, body.template, chosen_options(service, body, "template"))
-        return await answer(request, body, "template", make)
-
-    async def stream(request: Request, template: str | list[str], options: dict[str, Any]) -> Response:
+    async def stream(body: BaseModel, request: Request) -> Response:
         """Send a fill as it is made."""
-        if not isinstance(template, str):
+        if not isinstance(template := body.model_dump()["template"], str):
             raise InvalidField("template", InputError("a stream takes one template, not a list."))
-        for name in UNSTREAMED:
-            if name in options and (name, options[name]) != ("n", 1):
+        for name in body.model_fields_set - STREAMED - {"stream"}:
+            if (name, getattr(body, name)) != ("n", 1):
                 raise InvalidField(name, InputError(f"{name} cannot be used with `stream`: leave it out."))
-        kept = {name: value for name, value in options.items() if name not in UNSTREAMED}
-
+        ask = asked(service, StreamAsk, body)
         if may_have_patterns(template):
             await service.wait(check_patterns(service, "template", template), request)
 
         def make(report: Callable[[Piece], object]) -> Search[Any]:
-            Budget(service).spend_on_gaps(gaps_of(service, template), options.get("max_tokens"), 1)
-            return searches.stream(template, report, **kept)
+            measuring(ask, Budget(service))
+            return searches.stream(ask, report)
 
         def named(report: Callable[[Piece], object]) -> Search[Any]:
             return naming("template", lambda: make(report))()
 
         return await event_stream(service, service.stream(named), request, to_json)
 
-    @routes.post("/v1/rank", responses=replies(RankReply))
-    async def rank(body: RankRequest, request: Request) -> Response:
-        """Rank the alternatives of each template."""
+    def add(kind: type[Ask], cost: Callable[[Any, Budget], None], what: str, **more: Any) -> None:
+        """Add the route of a kind of question."""
 
-        def make(template: str, options: dict[str, Any], budget: Budget) -> Search[Any]:
-            parsed(service, template)
-            candidates = fillings(template)
-            budget.spend(len(candidates) * len(encode_text(rendered(candidates[0]), lm.tokenizer)))
-            return searches.rank(template, **options)
+        async def route(body: BaseModel, request: Request) -> Response:
+            if getattr(body, "stream", False):
+                return await stream(body, request)
+            return await answer(asked(service, kind, body), cost, request)
 
-        return await answer(request, body, "template", make)
+        model, reply = REQUESTS[kind]
+        route.__name__, route.__doc__ = kind.name, what
+        route.__annotations__ = {"body": model, "request": Request, "return": Response}
+        routes.post(f"/v1/{kind.name}", responses=replies(reply, **more))(route)
 
-    @routes.post("/v1/lengths", responses=replies(LengthsReply))
-    async def lengths(body: LengthsRequest, request: Request) -> Response:
-        """Return the log-probability of each length of a gap."""
-
-        def make(template: str, options: dict[str, Any], budget: Budget) -> Search[Any]:
-            budget.spend_on_gaps(gaps_of(service, template), options.get("max_tokens"), 1)
-            return searches.lengths(template, **options)
-
-        return await answer(request, body, "template", make)
+    add(ScoreAsk, scoring, "Return log p(asked | given) of each query, exactly, in one pass.")
+    add(SampleAsk, sampling, "Sample the asked tokens of each query.")
+    events = {"text/event-stream": {"schema": {"type": "string"}}}
+    add(FillAsk, filling, "Fill the gaps of each template; with `stream`, send one fill as it is made.", content=events)
+    add(RankAsk, ranking, "Rank the alternatives of each template.")
+    add(LengthsAsk, measuring, "Return the log-probability of each length of a gap.")
 
     @routes.post("/v1/query", responses=replies(QueryReply))
     async def query(body: QueryRequest) -> Response:
@@ -257,11 +229,11 @@ def as_question(question: str | TokenQuery) -> str | Query:
     return Query(question.tokens, question.given, question.asked, question.start)
 
 
-def chosen_options(service: Service, body: BaseModel, question: str) -> dict[str, Any]:
-    """Return the fields that a request sets, other than its question, after a check of those that have limits."""
-    options = {name: getattr(body, name) for name in body.model_fields_set if name not in (question, "stream")}
-    check_numbers(service, {name: options.get(name) for name in NUMBERS})
-    return options
+def asked(service: Service, kind: type[Asked], body: BaseModel) -> Asked:
+    """Return what a request asks, after a check of the fields that have limits."""
+    settings = {item.name: getattr(body, item.name) for item in fields(kind) if item.name in body.model_fields_set}
+    check_numbers(service, {name: settings.get(name) for name in NUMBERS})
+    return naming(kind.asks, lambda: kind(**settings))()
 
 
 def naming(param: str, make: Callable[[], Result]) -> Callable[[], Result]:
@@ -308,12 +280,6 @@ async def check_patterns(service: Service, param: str, template: str) -> None:
             assert isinstance(slot, Slot)
             problem = "the pattern of this gap takes too long or too much memory to compile: simplify it."
             raise InvalidField(param, TemplateError(problem, template, slot.at))
-
-
-def first(search: Search[Sequence[Result]]) -> Search[Result]:
-    """Return a search for the only result of another one."""
-    (result,) = yield from search
-    return result
 
 
 def results(answers: Sequence[Any]) -> JSONResponse:

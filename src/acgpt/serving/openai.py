@@ -18,8 +18,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from acgpt.engine.decode import Sampling
 from acgpt.errors import InputError
+from acgpt.query.sampling import Sampling
 from acgpt.serving.completions import (
     Completer,
     Completion,
@@ -98,7 +98,11 @@ class CompletionRequest(Strict):
             max_tokens=16 if self.max_tokens is None else self.max_tokens,
             n=n,
             best_of=self.best_of,
-            sampling=Sampling(temperature, 1.0 if self.top_p is None else self.top_p, None, seed_of(self.seed)),
+            sampling=Sampling(
+                temperature=temperature,
+                top_p=1.0 if self.top_p is None else self.top_p,
+                seed=seed_of(self.seed),
+            ),
             stop=self.stop,
             top=self.logprobs,
             echo=bool(self.echo),

@@ -1,16 +1,20 @@
 """Requests and replies of the native routes and the page's, as pydantic models for checks and the OpenAPI schema.
 
+The requests of questions have the fields of the classes in `models.ask`.
+
 Requests are checked strictly: an unknown field is an error, and a string is not taken for a number. Numbers that are
 not finite are null in replies, because JSON has no others.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
 
-from acgpt.models.fill import PATIENCE
+from acgpt.common.options import Range, last_type
+from acgpt.models.ask import Ask, FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk
 from acgpt.serving.requests import LARGEST, MOST_TOP, BoundedStops, Count, Strict
 
 CAPITAL, GAP, RANK = "The capital of {{Italy}} is Rome.", "The capital of {{_}} is Rome.", "The {{cat|dog}} sat."
@@ -66,87 +70,78 @@ Stop = Annotated[
 ]
 
 
+# Types of fields in JSON; those of the other fields are the ones of Python.
+KINDS: dict[str, Any] = {
+    "query": Questions, "template": Templates, "stop": Stop, "adapter": str | None,
+    "known": Annotated[list[Token], Field(fail_fast=True)], "seed": Annotated[int, Field(ge=0, le=2**63 - 1)] | None,
+}  # fmt: skip
+
+
+def sent_fields(kind: type[Ask]) -> dict[str, Any]:
+    """Return the fields of a question that a request has: for each its type, and a description with its range."""
+    hints, sent = get_type_hints(kind), {}
+    for item in sorted(fields(kind), key=lambda item: bool(item.kw_only)):
+        if item.name == "notice":  # a function
+            continue
+        allowed, default = item.metadata.get("range", Range()), ... if item.default is MISSING else item.default
+        bounds = {"ge": allowed.minimum, "gt": allowed.above, "le": allowed.maximum}
+        if last_type(hints[item.name]) is int and item.name not in KINDS:
+            bounds["le"] = LARGEST
+        settings: dict[str, Any] = {name: bound for name, bound in bounds.items() if bound is not None}
+        field = Field([] if default == () else default, description=item.metadata["help"], **settings)
+        sent[item.name] = (KINDS.get(item.name, hints[item.name]), field)
+    return sent
+
+
+def request_of(kind: type[Ask], *bodies: dict[str, Any], **more: Any) -> type[BaseModel]:
+    """Return the request of a kind of question.
+
+    Args:
+        kind: The kind.
+        *bodies: Examples.
+        **more: Further fields.
+    """
+    name = f"{kind.name.title().replace('_', '')}Request"
+    with_examples = create_model("Examples", __base__=Strict)
+    with_examples.model_config |= examples(*bodies)
+    made: type[BaseModel] = create_model(
+        name, __base__=with_examples, __doc__=kind.__doc__, **sent_fields(kind), **more
+    )
+    return made
+
+
+LogProbRequest = request_of(
+    ScoreAsk,
+    {"query": CAPITAL},
+    {"query": [CAPITAL, "The {{cat}} sat."], "future": False},
+    {"query": {"tokens": [5, 6, 7], "given": [True, False, True]}, "adapter": "none"},
+    {"query": {"tokens": [5, 6, 7], "given": [True, False, False], "asked": [False, True, False]}},
+)
+SampleRequest = request_of(
+    SampleAsk,
+    {"query": "The cat {{_2}} the mat.", "n": 2, "temperature": 0.7, "top_p": 0.9, "seed": 1},
+    {"query": ["The {{_1}} sat.", {"tokens": [5, None, 7], "given": [True, False, True]}], "top_k": 3},
+    {"query": GAP, "candidates": 4, "max_tokens": 3},
+)
+STREAM = (
+    "Send one fill as it is made, as server-sent events; its temperature is 0 by default, which gives the best fill."
+)
+FillRequest = request_of(
+    FillAsk,
+    {"template": GAP, "n": 2, "max_tokens": 4, "seed": 0},
+    {"template": [GAP, "The cat {{_1-3}} on the mat."], "n": 1, "max_tokens": 3, "stop": ["."]},
+    {"template": GAP, "max_tokens": 3, "stream": True},
+    stream=(bool, Field(False, description=STREAM)),
+)
+RankRequest = request_of(RankAsk, {"template": RANK}, {"template": [RANK, RANK]})
+LengthsRequest = request_of(LengthsAsk, {"template": GAP, "max_tokens": 8}, {"template": [GAP], "known": []})
+
+
 class Asking(Strict):
-    """Fields of every request to the model."""
+    """Fields of the other requests to the model."""
 
-    future: bool | None = Field(None, description="Condition on text after a slot. Default: if the model can.")
-    adapter: str | None = Field(
-        None, description='Name of a loaded adapter, or "none" for the model alone. Default: the server\'s choice.'
-    )
-
-
-class Drawing(Asking):
-    """Fields of every request that draws tokens."""
-
-    temperature: float = Field(1.0, ge=0, description="Sampling temperature; 0 is greedy.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling: total probability of the tokens drawn from.")
-    top_k: Count | None = Field(None, description="Draw from the most probable tokens only. Default: from all.")
-    seed: int | None = Field(None, ge=0, le=2**63 - 1, description="Seed. Default: a new one, which is returned.")
-    max_tokens: Count | None = Field(None, description="Maximum number of tokens of a gap.")
-    stop: Stop = Field([], description="Texts before which the text of a gap ends.")
-
-
-class LogProbRequest(Asking):
-    """Ask for log p(asked | given)."""
-
-    model_config = examples(
-        {"query": CAPITAL},
-        {"query": [CAPITAL, "The {{cat}} sat."], "future": False},
-        {"query": {"tokens": [5, 6, 7], "given": [True, False, True]}, "adapter": "none"},
-        {"query": {"tokens": [5, 6, 7], "given": [True, False, False], "asked": [False, True, False]}},
-    )
-    query: Questions = Field(description="A template, a query on token ids, or a list of these.")
-
-
-class SampleRequest(Drawing):
-    """Sample the asked tokens."""
-
-    model_config = examples(
-        {"query": "The cat {{_2}} the mat.", "n": 2, "temperature": 0.7, "top_p": 0.9, "seed": 1},
-        {"query": ["The {{_1}} sat.", {"tokens": [5, None, 7], "given": [True, False, True]}], "top_k": 3},
-        {"query": GAP, "candidates": 4, "max_tokens": 3},
-    )
-    query: Questions = Field(description="A template, a query on token ids, or a list of these.")
-    n: Count = Field(1, description="Number of samples per query.")
-    candidates: Count = Field(64, description="Gaps: number of fills to choose from.")
-
-
-class FillRequest(Drawing):
-    """Fill the gaps of templates."""
-
-    model_config = examples(
-        {"template": GAP, "n": 2, "max_tokens": 4, "seed": 0},
-        {"template": [GAP, "The cat {{_1-3}} on the mat."], "n": 1, "max_tokens": 3, "stop": ["."]},
-        {"template": GAP, "max_tokens": 3, "stream": True},
-    )
-    template: Templates = Field(description="A template with gaps, or a list of these.")
-    n: Count = Field(5, description="Number of fills per template. With `stream`: 1.")
-    best_of: Count | None = Field(None, description="Number of candidates. Default: one for each length tried.")
-    patience: Count = Field(
-        PATIENCE, description="Number of longer lengths than the best that may be no better. Not with `stream`."
-    )
-    distinct: bool = Field(True, description="Return no two fills with the same text. Not with `stream`.")
-    stream: bool = Field(
-        False,
-        description="Send one fill as it is made, as server-sent events; its temperature is 0 by default, which gives "
-        "the best fill.",
-    )
-
-
-class RankRequest(Asking):
-    """Rank the alternatives of templates."""
-
-    model_config = examples({"template": RANK}, {"template": [RANK, RANK]})
-    template: Templates = Field(description="A template with alternatives, or a list of these.")
-
-
-class LengthsRequest(Asking):
-    """Ask how long a gap is."""
-
-    model_config = examples({"template": GAP, "max_tokens": 8}, {"template": [GAP], "known": []})
-    template: Templates = Field(description="A template with gaps, or a list of these.")
-    known: list[Token] = Field([], fail_fast=True, description="Lengths of the first gaps; the next gap is asked for.")
-    max_tokens: Count | None = Field(None, description="Maximum number of tokens of a gap.")
+    future: bool | None = sent_fields(Ask)["future"][1]
+    adapter: str | None = sent_fields(Ask)["adapter"][1]
 
 
 class QueryRequest(Strict):
@@ -270,6 +265,13 @@ RankReply = results("RankReply", RankingFields)
 LengthsReply = results("LengthsReply", LengthsFields)
 QueryReply = results("QueryReply", QueryFields)
 PiecesReply = results("PiecesReply", str)
+REQUESTS: dict[type[Ask], tuple[type[BaseModel], type[BaseModel]]] = {  # and replies
+    ScoreAsk: (LogProbRequest, LogProbReply),
+    SampleAsk: (SampleRequest, SampleReply),
+    FillAsk: (FillRequest, FillReply),
+    RankAsk: (RankRequest, RankReply),
+    LengthsAsk: (LengthsRequest, LengthsReply),
+}
 
 
 class ModelReply(BaseModel):

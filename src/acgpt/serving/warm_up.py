@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from acgpt.engine.meter import ignore
+from acgpt.common.options import ignore
 from acgpt.errors import QueryError, TemplateError
+from acgpt.models.ask import FillAsk, SampleAsk, ScoreAsk, StreamAsk
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
 from acgpt.serving.jobs import Counts
@@ -44,8 +45,8 @@ def questions(lm: LanguageModel) -> Iterator[Callable[[], Search[Any]]]:
     """Yield functions that return a search: scores, samples of each kind, fills of gaps."""
     searches, after = lm.searches, " on the mat." if lm.reads_future else ""
     word, gap = "The cat{{ sat}}" + after, "The cat {{_}}" + after
-    yield partial(searches.log_prob, [word])
+    yield lambda: searches.log_prob(ScoreAsk(word))
     for sampling in SAMPLINGS:
-        yield partial(searches.sample, word, seed=0, **sampling)
-    yield partial(searches.stream, gap, ignore, max_tokens=4, seed=0)
-    yield partial(searches.fill, gap, 1, max_tokens=4, seed=0)
+        yield partial(lambda sampling: searches.sample(SampleAsk(word, seed=0, **sampling)), sampling)
+    yield lambda: searches.stream(StreamAsk(gap, max_tokens=4, seed=0), ignore)
+    yield lambda: searches.fill(FillAsk(gap, n=1, max_tokens=4, seed=0))

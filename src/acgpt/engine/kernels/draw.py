@@ -246,7 +246,7 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float, top_p: float, top_
         logits: (R, V) in bf16 or fp16, with rows of any stride.
         uniform: (R,) numbers in [0, 1).
         temperature: Divides the logits; 0 takes the likeliest token, the first of several.
-        top_p: See `decode.Sampling`.
+        top_p: See `query.sampling.Sampling`.
         top_k: Likewise.
 
     Returns:

@@ -1,0 +1,322 @@
+"""Questions: what may be asked of a model, declared once.
+
+The fields of each class are the arguments of a method of `LanguageModel` and of the clients, the fields of a request to
+`acgpt serve`, and options of `acgpt infill`; their help texts are those of all of them.
+
+    ScoreAsk    log p(asked | given)                  SampleAsk    text drawn from p(asked | given)
+    RankAsk     alternatives in order                 FillAsk      the best text for gaps
+    LengthsAsk  p(length of a gap)                    StreamAsk    one fill, as it is made
+
+The answers are in `models.answers`. This module imports neither torch nor transformers, which clients do not need.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, overload
+
+from acgpt.common.options import Options, declared, ignore, option, with_arguments
+from acgpt.errors import InputError, QueryError
+from acgpt.models.answers import Fill, Lengths, Piece, Ranking, Sample, Score
+from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling, SamplingOptions
+
+Question = str | Query
+Choice = str | Literal[False] | None  # an adapter's name; False or "none": no adapter; None: no choice was made
+P = ParamSpec("P")
+Asked = TypeVar("Asked", bound="Ask")
+Result = TypeVar("Result")
+
+PATIENCE = 4  # longer lengths than the best that may be no better before a search ends
+MAX_TOKENS = 32  # default for the longest gap
+
+
+# ---- settings that several questions share --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawingOptions(SamplingOptions):
+    """How tokens are drawn, and how long gaps may become."""
+
+    max_tokens: int | None = option(
+        "Gaps: maximum number of tokens. Default: 32, unless the template says more.",
+        metavar="N",
+        minimum=1,
+        python="A model that predicts lengths has a default of 255, except for a gap that ends the text.",
+    )
+    stop: str | Sequence[str] = option(
+        "Gaps: the text ends before this one.",
+        (),
+        metavar="TEXT",
+        form="list",
+        python="One or several strings. The log-probability is that of what was drawn.",
+        shell="May be repeated.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seed is None:
+            object.__setattr__(self, "seed", secrets.randbits(32))
+        object.__setattr__(self, "stop", stop_strings(self.stop))
+
+    @property
+    def sampling(self) -> Sampling:
+        """The options of the engine."""
+        return Sampling(**{item.name: getattr(self, item.name) for item in fields(SamplingOptions)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(DrawingOptions):
+    """How the best fills of gaps are searched for."""
+
+    best_of: int | None = option(
+        "Gaps: number of candidates to choose from. Default: one for each length that is tried.",
+        metavar="N",
+        minimum=1,
+    )
+    patience: int = option(
+        "Gaps: number of longer lengths than the best that may be no better before the search ends. A larger number "
+        f"finds more of the long fills, and takes more time. Default: {PATIENCE}.",
+        PATIENCE,
+        metavar="N",
+        minimum=1,
+    )
+    distinct: bool = option(
+        "Gaps: no two fills have the same text. Default: yes.", True, flags=("--distinct/--no-distinct",)
+    )
+    seconds: float | None = option(
+        "Gaps: time after which no more lengths are tried; the best fills so far are the answer. Default: no limit.",
+        metavar="S",
+        above=0,
+    )
+
+
+# ---- questions ------------------------------------------------------------------------------------------------------
+
+
+def question(help: str) -> dict[str, Any]:
+    """Return the metadata of the field of a question."""
+    return {"help": help, "python": "", "question": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask(Options):
+    """A question to a model, or several with the same settings."""
+
+    future: bool | None = option(
+        "Whether predictions see given tokens that come after an asked one. Default: if the model was trained to; "
+        "otherwise it reads from left to right, and warns if there are any.",
+    )
+    adapter: Choice = option(
+        'Name of a loaded adapter, or "none" for the model alone. Default: the active adapter, or the one that is '
+        "chosen for each query.",
+        python="`False` is the model alone, too.",
+    )
+
+    name: ClassVar[str]  # of the method of `LanguageModel` and of the route
+    answer: ClassVar[Any]  # type of the answer to one question
+    asks: ClassVar[str] = "template"  # field of the question
+
+    @property
+    def question(self) -> Any:
+        """The question, a template or a query; or a list of these."""
+        return getattr(self, self.asks)
+
+    @property
+    def single(self) -> bool:
+        """Whether one question is asked, not a list of them."""
+        return isinstance(self.question, str | bytes | Query) or not isinstance(self.question, Iterable)
+
+    def each(self) -> list[Self]:
+        """Return an object for each question.
+
+        Raises:
+            QueryError: A question is neither a template nor a query.
+        """
+        return [self.about(question) for question in ([self.question] if self.single else self.question)]
+
+    def about(self, question: Any) -> Self:
+        """Return the same with another question; nothing else is checked again."""
+        if self.asks == "template" and not isinstance(question, str):
+            raise QueryError(f"a template must be a string, not {type(question).__name__}: {question!r}.")
+        if not isinstance(question, str | Query):
+            raise QueryError(
+                f"a question must be a template (a string) or a Query, not {type(question).__name__}: {question!r}."
+            )
+        changed = copy.copy(self)
+        object.__setattr__(changed, self.asks, question)
+        return changed
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongAsk(Ask):
+    """A question with an answer that takes long."""
+
+    notice: Callable[[int], object] = option(
+        "Called with the number of new tokens whenever some are drawn, for a progress bar.", ignore
+    )
+
+
+QUERY = "A template such as {example}, a query on token ids, or a list of these."
+
+
+@dataclass(frozen=True)
+class ScoreAsk(Ask):
+    """Ask for log p(asked | given)."""
+
+    name, answer = "log_prob", Score
+    asks = "query"
+    query: Question | Sequence[Question] = field(
+        metadata=question(QUERY.format(example='"The capital of France is {{Paris}}."'))
+    )
+
+
+@dataclass(frozen=True)
+class SampleAsk(LongAsk, DrawingOptions):
+    """Ask for samples of p(asked | given)."""
+
+    name, answer = "sample", list[Sample]
+    asks = "query"
+    query: Question | Sequence[Question] = field(
+        metadata=question(QUERY.format(example='"The cat {{_3}} on the {{_1}}."') + " A slot with text, `{{text}}`, is "
+                          "sampled as a blank of as many tokens as the text has.")
+    )  # fmt: skip
+    n: int = option("Number of samples per query. Default: 1.", 1, metavar="N", minimum=1, flags=("-n",))
+    _: KW_ONLY
+    candidates: int = option(
+        "Gaps: number of fills that the samples are chosen from. Default: 64.", 64, metavar="N", minimum=1
+    )
+
+
+@dataclass(frozen=True)
+class FillAsk(LongAsk, SearchOptions):
+    """Ask for the best fills of gaps."""
+
+    name, answer = "fill", list[Fill]
+    template: str | Sequence[str] = field(
+        metadata=question(
+            r"A template with gaps: `{{_}}`, `{{_3-12}}` (tokens) or `{{_:\d+}}` (a regular expression). It may have "
+            "blanks, text slots and unknown tokens, too. Or a list of templates."
+        )
+    )
+    n: int = option("Number of fills per template. Default: 5.", 5, metavar="N", minimum=1, flags=("-n",))
+
+    @classmethod
+    def like(cls, ask: Ask, **changes: Any) -> FillAsk:
+        """Return a question with the settings of another one about gaps."""
+        shared = {item.name for item in fields(ask)} & {item.name for item in fields(cls)}
+        return cls(**{name: getattr(ask, name) for name in shared} | {"template": ask.question} | changes)
+
+
+@dataclass(frozen=True)
+class StreamAsk(Ask, DrawingOptions):
+    """Ask for a fill as it is made."""
+
+    name, answer = "stream", Piece
+    template: str = field(metadata=question("A template with gaps, see `fill`."))
+    _: KW_ONLY
+    temperature: float = declared(
+        SamplingOptions, "temperature", default=0.0, help="Sampling temperature. Default: 0, which gives the best fill."
+    )
+    seconds: float | None = declared(SearchOptions, "seconds")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.about(self.template)
+
+
+@dataclass(frozen=True)
+class LengthsAsk(Ask):
+    """Ask how long a gap is."""
+
+    name, answer = "lengths", Lengths
+    template: str | Sequence[str] = field(
+        metadata=question("A template with gaps, see `fill`. Or a list of templates.")
+    )
+    known: Sequence[int] = option(
+        "Lengths of the first gaps, of each template; the next gap is asked for. Gaps without a kept token between "
+        "them have one length together.",
+        (),
+    )
+    _: KW_ONLY
+    max_tokens: int | None = declared(DrawingOptions, "max_tokens")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.known, list | tuple):
+            raise InputError(f"known must be a list of lengths such as [3], not {self.known!r}.")
+
+
+@dataclass(frozen=True)
+class RankAsk(Ask):
+    """Ask which alternative is likeliest."""
+
+    name, answer = "rank", Ranking
+    template: str | Sequence[str] = field(
+        metadata=question("A template with alternatives, separated by `|`. Or a list of templates.")
+    )
+
+
+# ---- methods --------------------------------------------------------------------------------------------------------
+
+
+class Method(Protocol[P, Result]):
+    """A method that answers one question, or each of a list."""
+
+    @overload  # a string is a sequence of strings, too
+    def __call__(  # type: ignore[overload-overlap]
+        self, question: Question, /, *arguments: P.args, **options: P.kwargs
+    ) -> Result: ...
+    @overload
+    def __call__(self, question: Sequence[Question], /, *arguments: P.args, **options: P.kwargs) -> list[Result]: ...
+
+
+def asks(
+    kind: Callable[Concatenate[Any, P], Asked],
+) -> Callable[[Callable[[Any, Asked], Result]], Method[P, Result]]:
+    """Give a method of one argument, a question, the fields of its class as arguments, signature and documentation.
+
+    In the section Args of the docstring, the line `**keywords` is replaced by the fields.
+
+    Args:
+        kind: The class.
+    """
+    options: Any = kind
+    made = inspect.signature(options)
+
+    def decorate(method: Callable[[Any, Asked], Result]) -> Method[P, Result]:
+        @functools.wraps(method)
+        def call(self: Any, *arguments: Any, **settings: Any) -> Result:
+            try:
+                made.bind(*arguments, **settings)
+            except TypeError as error:
+                raise TypeError(f"{method.__name__}: {error}") from None
+            return method(self, options(*arguments, **settings))
+
+        own = inspect.signature(method)
+        parameters, answer = [own.parameters["self"], *made.parameters.values()], own.return_annotation
+        if answer != "Any" and "Sequence" in made.parameters[options.asks].annotation:  # or a list of questions
+            answer = f"{answer} | list[{answer}]"
+        call.__signature__ = own.replace(parameters=parameters, return_annotation=answer)  # type: ignore[attr-defined]
+        call.__doc__ = with_arguments(method.__doc__, options)
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """Return stop strings as a tuple.
+
+    Raises:
+        InputError: One of them is empty, or not a string.
+    """
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise InputError(f"stop must be strings that are not empty, not {string!r}.")
+    return strings
