@@ -8,13 +8,21 @@ not finite are null in replies, because JSON has no others.
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
-from typing import Annotated, Any, Literal, get_type_hints
+import inspect
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
 
 from acgpt.common.options import Range, last_type
+from acgpt.models.answer_json import field_types
+from acgpt.models.answers import Fill, Lengths, Ranking, Sample, Score, TokenScore
 from acgpt.models.ask import Ask, FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk
+from acgpt.query.query import Query
 from acgpt.serving.requests import LARGEST, MOST_TOP, BoundedStops, Count, Strict
 
 CAPITAL, GAP, RANK = "The capital of {{Italy}} is Rome.", "The capital of {{_}} is Rome.", "The {{cat|dog}} sat."
@@ -183,87 +191,56 @@ class LayoutRequest(Asking):
 # ---- replies --------------------------------------------------------------------------------------------------------
 
 
-class TokenFields(BaseModel):
-    """One asked token."""
-
-    text: str
-    id: int
-    position: int = Field(description="Position in the text, from 1.")
-    log_prob: Number
-
-
-class QueryFields(BaseModel):
-    """A query: token ids and their roles."""
-
-    tokens: list[int | None]
-    given: list[bool]
-    asked: list[bool]
-    start: int | None = Field(description="Token at position 0; null is BOS.")
-
-
-class ScoreFields(BaseModel):
-    """log p(asked | given), in nats."""
-
-    tokens: list[TokenFields]
-    future: bool = Field(description="Whether every prediction saw all given tokens.")
-    adapter: str | None = Field(description="Name of the adapter that answered; null is the model alone.")
-    bound: bool = Field(description="Whether the log-probability is a lower bound.")
-    log_prob: Number = Field(description="Of all asked tokens together; null if it is minus infinity.")
-    perplexity: Number = Field(description="Per asked token; null if it is infinite.")
+@cache
+def fields_of(kind: type) -> type[BaseModel]:
+    """Return the reply for a class of answers, with its fields as `answer_json` writes them."""
+    notes: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        notes |= re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(each) or "", re.MULTILINE)
+    hints = dict(field_types(kind))
+    if issubclass(kind, Score):
+        hints |= {name: float for name in ("log_prob", "perplexity")}
+        notes |= {"log_prob": "Of all asked tokens together, in nats.", "perplexity": "Per asked token."}
+    entries: dict[str, Any] = {
+        name: (json_type(hint), Field(description=note(notes[name]) if name in notes else None))
+        for name, hint in hints.items()
+    }
+    summary = (inspect.getdoc(kind) or "").partition("\n")[0]
+    made: type[BaseModel] = create_model(f"{kind.__name__}Fields", __doc__=summary, **entries)
+    return made
 
 
-class SampleFields(ScoreFields):
-    """A sample and its score."""
-
-    text: str = Field(description="The completed text.")
-    fills: list[str] = Field(description="The text of each slot.")
-    seed: int
-    query: QueryFields = Field(description="The completed query.")
+def note(text: str) -> str:
+    """Return the text about a field in the terms of JSON, on one line."""
+    return re.sub(r"\s+", " ", text).replace("`None`", "null")
 
 
-class FillFields(SampleFields):
-    """A fill and its score."""
-
-    lengths: list[int] = Field(description="Number of tokens generated for each gap.")
-    length_log_prob: Number = Field(description="Of these lengths; null if the model does not predict lengths.")
-    score: Number = Field(description="What fills are ordered by.")
-
-
-class RankedFields(BaseModel):
-    """One alternative of a ranking."""
-
-    text: str
-    choice: list[str]
-    probability: Number
-    log_prob: Number
+def json_type(hint: Any) -> Any:
+    """Return the type in JSON of a field of an answer."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return fields_of(hint)
+    if origin is tuple:
+        return types.GenericAlias(list, json_type(inner[0]))
+    if origin is Mapping:
+        return types.GenericAlias(dict, (str, json_type(inner[1])))
+    if types.NoneType in inner:
+        return json_type(inner[0]) | None
+    return Number if hint is float else hint
 
 
-class RankingFields(BaseModel):
-    """The alternatives, the most probable first."""
-
-    alternatives: list[RankedFields]
-    compared: str
-    future: bool
-    adapter: str | None
-
-
-class LengthsFields(BaseModel):
-    """Log-probability of each length."""
-
-    log_probs: dict[str, Number]
-
-
-def results(name: str, entry: Any) -> type[BaseModel]:
-    """Return a reply with one entry per question."""
+def results(name: str, entry: Any, *, several: bool = False) -> type[BaseModel]:
+    """Return a reply with one entry per question, or with several."""
+    entry = list.__class_getitem__(entry) if several else entry
     return create_model(name, __doc__="One entry per question.", results=(list[entry], ...))
 
 
-LogProbReply = results("LogProbReply", ScoreFields)
-SampleReply = results("SampleReply", list[FillFields | SampleFields])
-FillReply = results("FillReply", list[FillFields])
-RankReply = results("RankReply", RankingFields)
-LengthsReply = results("LengthsReply", LengthsFields)
-QueryReply = results("QueryReply", QueryFields)
+LogProbReply = results("LogProbReply", fields_of(Score))
+SampleReply = results("SampleReply", fields_of(Fill) | fields_of(Sample), several=True)
+FillReply = results("FillReply", fields_of(Fill), several=True)
+RankReply = results("RankReply", fields_of(Ranking))
+LengthsReply = results("LengthsReply", fields_of(Lengths))
+QueryReply = results("QueryReply", fields_of(Query))
 PiecesReply = results("PiecesReply", str)
 REQUESTS: dict[type[Ask], tuple[type[BaseModel], type[BaseModel]]] = {  # and replies
     ScoreAsk: (LogProbRequest, LogProbReply),
@@ -298,17 +275,19 @@ class ExpectedFields(BaseModel):
     log_prob: Number
 
 
-class SurpriseFields(TokenFields):
-    """One token, and what the model expected in its place."""
-
-    expected: list[ExpectedFields]
+SurpriseFields = create_model(
+    "SurpriseFields",
+    __base__=fields_of(TokenScore),
+    __doc__="One token, and what the model expected in its place.",
+    expected=(list[ExpectedFields], ...),
+)
 
 
 class SurpriseReply(BaseModel):
     """The tokens that were asked, and the pieces of the whole text."""
 
     pieces: list[str] = Field(description="The text of every token.")
-    tokens: list[SurpriseFields]
+    tokens: list[SurpriseFields]  # type: ignore[valid-type]
     future: bool = Field(description="Whether all other tokens were given.")
     adapter: str | None
 
