@@ -36,6 +36,7 @@ import numpy as np
 from common import Parser, print_record
 
 import acgpt
+from acgpt.models.ask import SampleAsk, ScoreAsk, StreamAsk
 from acgpt.serving.scheduler import Scheduler
 from acgpt.serving.warm_up import warm_up
 
@@ -193,11 +194,11 @@ def in_process(device: str) -> Iterator[Ask]:
     async def ask(kind: str, body: dict[str, Any]) -> float | None:
         began, first = time.perf_counter(), []
         if kind == "fill":
-            search: Any = lm.searches.stream(notify=lambda _: first.append(time.perf_counter() - began), **body)
+            search: Any = lm.searches.stream(StreamAsk(**body), lambda _: first.append(time.perf_counter() - began))
         elif kind == "score":
-            search = lm.searches.log_prob([body["query"]])
+            search = lm.searches.of(ScoreAsk(body["query"]))
         else:
-            search = lm.searches.sample(body["query"], seed=body["seed"], temperature=body["temperature"])
+            search = lm.searches.of(SampleAsk(body["query"], seed=body["seed"], temperature=body["temperature"]))
         job = scheduler.submit(search)
         try:
             await asyncio.wrap_future(job.future)

@@ -63,11 +63,11 @@ class Range:
         low, least = (self.minimum, "at least") if self.above is None else (self.above, "above")
         high, most = (self.maximum, "at most") if self.below in (None, math.inf) else (self.below, "below")
         if self.words or low is None or high is None:
-            bounds = [f"{word} {bound:g}" for word, bound in ((least, low), (most, high)) if bound is not None]
+            bounds = [f"{word} {bound:.12g}" for word, bound in ((least, low), (most, high)) if bound is not None]
             return self.words or " and ".join(bounds)
         if least == "above":
-            return f"above {low:g} and {most} {high:g}"
-        return f"from {low:g} to {'below ' if most == 'below' else ''}{high:g}"
+            return f"above {low:.12g} and {most} {high:.12g}"
+        return f"from {low:.12g} to {'below ' if most == 'below' else ''}{high:.12g}"
 
 
 def option(

@@ -34,6 +34,7 @@ Result = TypeVar("Result")
 
 PATIENCE = 4  # longer lengths than the best that may be no better before a search ends
 MAX_TOKENS = 32  # default for the longest gap
+MOST = 1_000_000  # texts for one question
 
 
 # ---- settings that several questions share --------------------------------------------------------------------------
@@ -78,6 +79,7 @@ class SearchOptions(DrawingOptions):
         "Gaps: number of candidates to choose from. Default: one for each length that is tried.",
         metavar="N",
         minimum=1,
+        maximum=MOST,
     )
     patience: int = option(
         "Gaps: number of longer lengths than the best that may be no better before the search ends. A larger number "
@@ -186,10 +188,10 @@ class SampleAsk(LongAsk, DrawingOptions):
         metadata=question(QUERY.format(example='"The cat {{_3}} on the {{_1}}."') + " A slot with text, `{{text}}`, is "
                           "sampled as a blank of as many tokens as the text has.")
     )  # fmt: skip
-    n: int = option("Number of samples per query. Default: 1.", 1, metavar="N", minimum=1, flags=("-n",))
+    n: int = option("Number of samples per query. Default: 1.", 1, metavar="N", minimum=1, maximum=MOST, flags=("-n",))
     _: KW_ONLY
     candidates: int = option(
-        "Gaps: number of fills that the samples are chosen from. Default: 64.", 64, metavar="N", minimum=1
+        "Gaps: number of fills that the samples are chosen from. Default: 64.", 64, metavar="N", minimum=1, maximum=MOST
     )
 
 
@@ -204,7 +206,7 @@ class FillAsk(LongAsk, SearchOptions):
             "blanks, text slots and unknown tokens, too. Or a list of templates."
         )
     )
-    n: int = option("Number of fills per template. Default: 5.", 5, metavar="N", minimum=1, flags=("-n",))
+    n: int = option("Number of fills per template. Default: 5.", 5, metavar="N", minimum=1, maximum=MOST, flags=("-n",))
 
     @classmethod
     def like(cls, ask: Ask, **changes: Any) -> FillAsk:
@@ -315,7 +317,7 @@ def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
     Raises:
         InputError: One of them is empty, or not a string.
     """
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    strings = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
     for string in strings:
         if not isinstance(string, str) or not string:
             raise InputError(f"stop must be strings that are not empty, not {string!r}.")
