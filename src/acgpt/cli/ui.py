@@ -40,6 +40,7 @@ HELP = {
     "object": "Print the result as JSON, in one line (keys above).",
     "quiet": "Show no progress.",
 }
+SHOWN = 99_999  # largest bound that the help shows beside an option; larger ones are checked by `Options` alone
 PAUSE = 30.0  # seconds between two progress lines if stderr is not a terminal
 NO_ADAPTER = "none"  # value of --adapter for no adapter
 TemplateArgument = Annotated[str | None, typer.Argument(metavar="TEMPLATE", show_default=False, help=HELP["template"])]
@@ -129,7 +130,8 @@ def with_options(options: type[Options]) -> Callable[[Callable[..., None]], Call
         else:
             allowed, names = metadata["range"], choices(kind)
             kind = StrEnum(item.name, list(names)) if names else kind
-            settings = {} if kind is bool or names else {"min": allowed.minimum, "max": allowed.maximum}
+            most = None if (allowed.maximum or 0) > SHOWN else allowed.maximum
+            settings = {} if kind is bool or names else {"min": allowed.minimum, "max": most}
             kind = kind if default is not None else kind | None
         settings |= {"help": help_texts[item.name], "metavar": metadata["metavar"]}
         annotation: Any = Annotated[kind, option(*flags[item.name], **settings)]
