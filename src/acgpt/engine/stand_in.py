@@ -6,6 +6,7 @@ them, and `StandIns`, which uses a step only for the weights, active adapters an
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -121,7 +122,7 @@ def has_plain_lora(linear: Any) -> bool:
     return all(type(matrix) is nn.Linear and matrix.bias is None for pair in pairs for matrix in pair)
 
 
-class StandIns(Generic[Step]):
+class StandIns(ABC, Generic[Step]):
     """The steps of a network, one for each state of its adapters, made when they are first needed.
 
     Args:
@@ -167,13 +168,13 @@ class StandIns(Generic[Step]):
             self.addresses, self.versions = addresses, versions
         return True
 
+    @abstractmethod
     def copy(self) -> None:
         """Copy weights, which are new or have changed. There are no steps if they are at other addresses now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def make(self) -> Step | None:
         """Return a step for the active adapters; `None` if it cannot have them or does not agree with the network."""
-        raise NotImplementedError
 
 
 def versions_of(weights: Sequence[Tensor]) -> list[int]:

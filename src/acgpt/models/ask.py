@@ -45,10 +45,10 @@ class DrawingOptions(SamplingOptions):
     """How tokens are drawn, and how long gaps may become."""
 
     max_tokens: int | None = option(
-        "Gaps: maximum number of tokens. Default: 32, unless the template says more.",
+        "Gaps: maximum number of tokens. Default: what the template says, else 32; 255 for a model that predicts "
+        "lengths, except in a gap that ends the text.",
         metavar="N",
         minimum=1,
-        python="A model that predicts lengths has a default of 255, except for a gap that ends the text.",
     )
     stop: str | Sequence[str] = option(
         "Gaps: the text ends before this one.",
@@ -103,7 +103,7 @@ class SearchOptions(DrawingOptions):
 
 def question(help: str) -> dict[str, Any]:
     """Return the metadata of the field of a question."""
-    return {"help": help, "python": "", "question": True}
+    return {"help": help, "python": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
