@@ -139,8 +139,7 @@ def endless(monkeypatch):
 
 
 def test_the_check_of_a_pattern_is_part_of_the_time_of_a_request(served_lm, endless):
-    with service_of(served_lm, timeout=0.5) as service:
-        http = local_client(create_app(service))
+    with service_of(served_lm, timeout=0.5) as service, local_client(create_app(service)) as http:  # one event loop
         for stream in (False, True):
             refused(http.post("/v1/fill", json={"template": SLOW, "stream": stream}), 504, "time_exceeded")
         assert until(lambda: all(process.returncode is not None for process in endless)) and len(endless) == 2
