@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from acgpt.evaluation.evaluate import evaluate
     from acgpt.evaluation.generate import generate
     from acgpt.evaluation.score_samples import score_samples
-    from acgpt.models.answers import Fill, Lengths, Piece, Ranked, Ranking, Sample, Score, TokenScore
+    from acgpt.models.ask import Fill, Lengths, Piece, Ranked, Ranking, Sample, Score, TokenScore
     from acgpt.models.language_model import LanguageModel
     from acgpt.models.loading import load
     from acgpt.models.merge import merge
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 LAZY = {
     "AsyncClient": "acgpt.client",
     "Client": "acgpt.client",
-    "Fill": "acgpt.models.answers",
+    "Fill": "acgpt.models.ask",
     "FutureIgnored": "acgpt.models.router",
     "LanguageModel": "acgpt.models.language_model",
-    "Lengths": "acgpt.models.answers",
+    "Lengths": "acgpt.models.ask",
     "Metadata": "acgpt.models.metadata",
-    "Piece": "acgpt.models.answers",
-    "Ranked": "acgpt.models.answers",
-    "Ranking": "acgpt.models.answers",
-    "Sample": "acgpt.models.answers",
-    "Score": "acgpt.models.answers",
-    "TokenScore": "acgpt.models.answers",
+    "Piece": "acgpt.models.ask",
+    "Ranked": "acgpt.models.ask",
+    "Ranking": "acgpt.models.ask",
+    "Sample": "acgpt.models.ask",
+    "Score": "acgpt.models.ask",
+    "TokenScore": "acgpt.models.ask",
     "compare": "acgpt.report.compare",
     "evaluate": "acgpt.evaluation.evaluate",
     "finetune": "acgpt.training.finetune",

@@ -25,8 +25,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from acgpt.errors import InputError, QueryError, ServerError, TemplateError
 from acgpt.models.answer_json import read
-from acgpt.models.answers import Piece
-from acgpt.models.ask import Ask, FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk, StreamAsk, asks
+from acgpt.models.ask import Ask, FillAsk, LengthsAsk, Piece, RankAsk, SampleAsk, ScoreAsk, StreamAsk, asks
 from acgpt.query.query import Query
 from acgpt.query.template import escape
 from acgpt.version import __version__

@@ -23,7 +23,7 @@ import acgpt
 from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.perplexity import evaluate
 from acgpt.methods import method_of
-from acgpt.models.answers import Fill, Lengths, Ranking, Sample, Score
+from acgpt.models.ask import Fill, Lengths, Ranking, Sample, Score
 from acgpt.models.metadata import tokenizer_hash
 from acgpt.training.recipe import make
 from acgpt.training.train import train

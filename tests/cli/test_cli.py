@@ -24,7 +24,7 @@ from acgpt.cli.ui import emit
 from acgpt.common.memory import gc_paused
 from acgpt.display.show import Page, print_score
 from acgpt.methods import METHODS
-from acgpt.models.answers import Score, TokenScore
+from acgpt.models.ask import Score, TokenScore
 
 TEMPLATE = "The capital of {{France}} is {{Paris}}, they say."
 

@@ -79,7 +79,7 @@ def test_perplexity_is_that_of_one_asked_token(lm):
 
 
 def test_a_hopeless_text_has_an_infinite_perplexity_and_no_traceback():
-    from acgpt.models.answers import Score, TokenScore
+    from acgpt.models.ask import Score, TokenScore
 
     assert Score((TokenScore("x", 1, 1, -800.0),), False).perplexity > 1e300
     assert Score((TokenScore("x", 1, 1, -math.inf),), False).perplexity == math.inf

@@ -11,7 +11,7 @@ from tolerance import exactly, same_scores
 
 from acgpt import Query
 from acgpt.models.answer_json import read, to_json
-from acgpt.models.answers import Fill, Lengths, Piece, Score, TokenScore
+from acgpt.models.ask import Fill, Lengths, Piece, Score, TokenScore
 from acgpt.serving import schemas
 from acgpt.serving.app import create_app
 

@@ -15,8 +15,7 @@ from tolerance import exactly, same_scores
 
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.modules import blocks_of
-from acgpt.models.answers import Fill
-from acgpt.models.ask import FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk
+from acgpt.models.ask import Fill, FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk
 from acgpt.models.executor import Scores
 from acgpt.serving.app import create_app
 from acgpt.serving.jobs import Broken, Draining, QueueFull

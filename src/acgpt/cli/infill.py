@@ -18,7 +18,7 @@ from acgpt.query.template import Slot, parse
 
 if TYPE_CHECKING:
     from acgpt.client import Client
-    from acgpt.models.answers import Sample
+    from acgpt.models.ask import Sample
     from acgpt.models.language_model import LanguageModel
 
 
@@ -97,7 +97,7 @@ def infill(
 
 def sample_fields(sample: Sample) -> dict[str, object]:
     """Return the JSON fields of a sample; those of the fill of a gap have its lengths and score, too."""
-    from acgpt.models.answers import Fill
+    from acgpt.models.ask import Fill
 
     more: dict[str, Any] = {}
     if isinstance(sample, Fill):

@@ -12,7 +12,7 @@ from acgpt.models.options import QuestionOptions
 
 if TYPE_CHECKING:
     from acgpt.client import Client
-    from acgpt.models.answers import Score
+    from acgpt.models.ask import Score
     from acgpt.models.language_model import LanguageModel
 
 COLUMNS = {"past only": False, "with future": True}  # of the table: whether the future is read

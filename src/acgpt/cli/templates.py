@@ -21,7 +21,7 @@ from acgpt.query.template import check_slots, check_texts, parse
 if TYPE_CHECKING:
     from acgpt.client import Client
     from acgpt.display.show import Page
-    from acgpt.models.answers import Ranking, Score
+    from acgpt.models.ask import Ranking, Score
     from acgpt.models.language_model import LanguageModel
 
 Answer = TypeVar("Answer")

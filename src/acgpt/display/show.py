@@ -32,7 +32,7 @@ from acgpt.common.files import disk_errors
 from acgpt.display.formats import check_format
 from acgpt.display.table import print_table, terminal_table
 from acgpt.errors import CONTROLS, InputError, QueryError
-from acgpt.models.answers import Fill, Ranking, Sample, Score
+from acgpt.models.ask import Fill, Ranking, Sample, Score
 from acgpt.query.query import Query
 from acgpt.query.template import Given, parse
 from acgpt.query.text import encode, pieces

@@ -1,4 +1,4 @@
-"""Answers as JSON objects, for `acgpt serve` and its client: every field of the dataclasses in `models.answers`.
+"""Answers as JSON objects, for `acgpt serve` and its client: every field of the dataclasses in `models.ask`.
 
 JSON has no infinity, so that a log-probability of minus infinity, and a perplexity or score that is not finite, are
 null. Reading an answer turns null into minus infinity again.
@@ -14,7 +14,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from acgpt.common.files import finite
-from acgpt.models.answers import Fill, Lengths, Piece, Ranking, Sample, Score
+from acgpt.models.ask import Fill, Lengths, Piece, Ranking, Sample, Score
 from acgpt.query.query import Query
 
 
@@ -35,7 +35,7 @@ def read(kind: Any, value: Any) -> Any:
     """Read an answer from JSON.
 
     Args:
-        kind: Type of the answer: a dataclass of `models.answers`, a query, or a list of these; or that of a field.
+        kind: Type of the answer: a dataclass of `models.ask`, a query, or a list of these; or that of a field.
         value: What JSON has for it.
     """
     origin, inner = get_origin(kind), get_args(kind)

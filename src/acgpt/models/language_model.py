@@ -1,6 +1,6 @@
 """`LanguageModel`, the main class of the package: a Hugging Face model that answers arbitrary conditional queries.
 
-Models are usually created with `acgpt.load`. The dataclasses that the class returns are in `models.answers`.
+Models are usually created with `acgpt.load`. The dataclasses that the class returns are in `models.ask`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,22 @@ from acgpt.engine.peft import trains_biases
 from acgpt.errors import InputError, ModelError
 from acgpt.methods import METHODS, Method
 from acgpt.models.adapters import BARE, common_bos, metadata_by_name, unknown_name, unwrap_named
-from acgpt.models.answers import Fill, Lengths, Piece, Ranking, Sample, Score
-from acgpt.models.ask import Ask, FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk, StreamAsk, asks
+from acgpt.models.ask import (
+    Ask,
+    Fill,
+    FillAsk,
+    Lengths,
+    LengthsAsk,
+    Piece,
+    RankAsk,
+    Ranking,
+    Sample,
+    SampleAsk,
+    Score,
+    ScoreAsk,
+    StreamAsk,
+    asks,
+)
 from acgpt.models.executor import Executor, Search
 from acgpt.models.metadata import Metadata, choose_bos, model_method, token_id, tokenizer_hash
 from acgpt.models.router import Router, lookup

@@ -114,6 +114,7 @@ class Router:
     def __init__(self, model: PreTrainedModel, by_name: Mapping[str, Metadata | None], enabled: bool) -> None:
         self.model, self.by_name, self.enabled = model, by_name, enabled
         self.adapters = {name: Adapter.of(name, metadata) for name, metadata in by_name.items() if name != BARE}
+        self.methods: dict[str, Method] = {}  # of the base model and of adapters, once they were asked
         self.warned = False  # of an ignored future
 
     def chooses_per_query(self, adapter: Choice) -> bool:
@@ -138,16 +139,23 @@ class Router:
         """Return the metadata of an adapter, of the first of several, or for `None` of the base model."""
         return lookup(self.by_name, adapter)
 
+    def own_method(self, adapter: str | None) -> Method:
+        """Return the method that an adapter, the first of several, or for `None` the base model was trained with."""
+        name = (adapter or BARE).partition("+")[0]
+        if name not in self.methods:
+            self.methods[name] = model_method(self.by_name[name])
+        return self.methods[name]
+
     def method(self, route: Route) -> Method:
         """Return the method to query the model with on a route."""
-        method = model_method(self.metadata(route.adapter))
+        method = self.own_method(route.adapter)
         return method.with_copies() if route.future and not method.reads_future else method
 
     def reads_future(self, adapter: Choice) -> bool:
         """Return whether the metadata of an adapter that may answer say that it reads the future."""
         if self.chooses_per_query(adapter):
             return any(metadata.reads_copies for metadata in self.by_name.values() if metadata is not None)
-        return model_method(self.metadata(self.resolve(adapter))).reads_future
+        return self.own_method(self.resolve(adapter)).reads_future
 
     def routes(self, queries: Sequence[Query], future: bool | None, adapter: Choice) -> list[Route]:
         """Return the route of each query; see `LanguageModel.log_prob` for the arguments.

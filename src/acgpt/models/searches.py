@@ -17,13 +17,28 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from acgpt.errors import QueryError, TemplateError, too_long
-from acgpt.models.answers import Fill, Lengths, Piece, Ranked, Ranking, Sample, Score, token_scores
-from acgpt.models.ask import Ask, FillAsk, LengthsAsk, Question, RankAsk, SampleAsk, ScoreAsk, StreamAsk
+from acgpt.models.ask import (
+    Ask,
+    Fill,
+    FillAsk,
+    Lengths,
+    LengthsAsk,
+    Piece,
+    Question,
+    RankAsk,
+    Ranked,
+    Ranking,
+    Sample,
+    SampleAsk,
+    Score,
+    ScoreAsk,
+    StreamAsk,
+    token_scores,
+)
 from acgpt.models.executor import Executor, Samples, Scores, Search
 from acgpt.models.fill import Candidate, Filler
 from acgpt.models.fill_by_lengths import FillByLengths
 from acgpt.models.fill_by_search import FillBySearch
-from acgpt.models.metadata import model_method
 from acgpt.models.router import Route
 from acgpt.query.gaps import encode_gaps, has_gaps
 from acgpt.query.query import Query
@@ -106,7 +121,7 @@ class Searches:
     def rank(self, ask: RankAsk) -> Search[Ranking]:
         """Rank the alternatives of a template, see `LanguageModel.rank`."""
         template, future, adapter = ask.question, ask.future, ask.adapter
-        if model_method(self.router.metadata(self.router.resolve(adapter))).bound:
+        if self.router.own_method(self.router.resolve(adapter)).bound:
             raise QueryError(
                 "this model's log-probabilities are lower bounds, which cannot be compared with each other. Rank with "
                 "a model of another method."

@@ -32,8 +32,7 @@ from acgpt.engine.decoding import ActiveRow
 from acgpt.engine.score import TopScore
 from acgpt.errors import ModelError, QueryError, too_long
 from acgpt.models.adapters import BARE
-from acgpt.models.answers import Fill, Piece, Sample
-from acgpt.models.ask import MAX_TOKENS, Ask, Choice, FillAsk, SampleAsk, StreamAsk, stop_strings
+from acgpt.models.ask import MAX_TOKENS, Ask, Choice, Fill, FillAsk, Piece, Sample, SampleAsk, StreamAsk, stop_strings
 from acgpt.models.executor import Rows, Search, Top
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.router import Route

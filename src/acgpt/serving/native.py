@@ -25,8 +25,7 @@ from pydantic import BaseModel
 
 from acgpt.errors import InputError, QueryError, TemplateError
 from acgpt.models.answer_json import to_json
-from acgpt.models.answers import Piece
-from acgpt.models.ask import Ask, FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk, StreamAsk
+from acgpt.models.ask import Ask, FillAsk, LengthsAsk, Piece, RankAsk, SampleAsk, ScoreAsk, StreamAsk
 from acgpt.models.executor import Search
 from acgpt.models.metadata import model_method
 from acgpt.query.gaps import has_gaps

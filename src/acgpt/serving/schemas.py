@@ -20,8 +20,20 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_mo
 
 from acgpt.common.options import Range, last_type
 from acgpt.models.answer_json import field_types
-from acgpt.models.answers import Fill, Lengths, Ranking, Sample, Score, TokenScore
-from acgpt.models.ask import Ask, FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk
+from acgpt.models.ask import (
+    Ask,
+    Fill,
+    FillAsk,
+    Lengths,
+    LengthsAsk,
+    RankAsk,
+    Ranking,
+    Sample,
+    SampleAsk,
+    Score,
+    ScoreAsk,
+    TokenScore,
+)
 from acgpt.query.query import Query
 from acgpt.serving.requests import LARGEST, MOST_TOP, BoundedStops, Count, Strict
 

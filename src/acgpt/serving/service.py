@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from starlette.requests import Request
 
 from acgpt.errors import QueryError
-from acgpt.models.answers import Piece, Score
+from acgpt.models.ask import Piece, Score
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
 from acgpt.serving.jobs import Draining, Job
