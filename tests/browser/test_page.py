@@ -155,7 +155,7 @@ def test_fills_are_listed_by_their_exact_probabilities(page, page_service):
 
 
 def test_the_verdict_is_the_ratio_of_the_exact_probabilities(page, page_service):
-    expect(page.locator("#fill .verdict")).to_be_hidden()
+    expect(page.locator("#verdict")).to_be_hidden()
     write(page, "The {{_1}} sat on the mat.")
     run(page)
     best = words_of(page.locator("#fill .column.future li"))[0]
@@ -165,10 +165,10 @@ def test_the_verdict_is_the_ratio_of_the_exact_probabilities(page, page_service)
     )
     times = f"{now / before:.1f}" if now / before < 10 else f"{float(f'{now / before:.2g}'):,.0f}"
     change = f"{times} times as probable" if now > before else "less probable"
-    expect(page.locator("#fill .verdict")).to_contain_text(f"What comes after the gap makes “{best}” {change}: ")
+    expect(page.locator("#verdict")).to_contain_text(f"What comes after the gap makes “{best}” {change}: ")
     page.locator("#compare").click()
     idle(page)
-    expect(page.locator("#fill .verdict")).to_be_hidden()
+    expect(page.locator("#verdict")).to_be_hidden()
 
 
 def test_past_only_has_as_many_tokens_as_the_words_beside_it(page):
@@ -195,7 +195,7 @@ def test_past_only_has_as_many_tokens_as_the_words_beside_it(page):
 def test_nothing_is_said_of_the_future_where_there_is_none(page):
     write(page, "The cat sat on {{_1}}")
     run(page)
-    expect(page.locator("#fill .verdict")).to_have_text("Nothing comes after the gap, so there is no future to read.")
+    expect(page.locator("#verdict")).to_have_text("Nothing comes after the gap, so there is no future to read.")
 
 
 def test_no_column_leaves_out_words_that_the_other_one_shows_to_be_more_probable(page):

@@ -30,7 +30,10 @@ export async function post(path, body, signal) {
   return (await send(path, { method: "POST", body: JSON.stringify(body), signal })).json();
 }
 
-export const get = async (path, signal) => (await send(path, { signal })).json();
+let model;
+
+/** Return what the server says about its model; it is asked until it has answered once. */
+export const describeModel = async (signal) => (model ??= await (await send("v1/model", { signal })).json());
 
 /** Ask for a stream, and yield its events as they come. */
 export async function* stream(path, body, signal) {

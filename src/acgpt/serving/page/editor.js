@@ -31,6 +31,12 @@ export function set(value, caret = value.length) {
   write(value, caret);
 }
 
+/** Replace the text, and go on there. */
+export function accept(value) {
+  set(value);
+  focus();
+}
+
 /** The text before and after the selection, or the word at the caret; white space around the words is outside. */
 export function around() {
   let from = field.selectionStart,

@@ -7,7 +7,8 @@
 // listed by these probabilities.
 
 import { post, stream } from "./api.js";
-import { bar, h, percent, probabilityOf, show } from "./dom.js";
+import { $, bar, h, percent, probabilityOf, show } from "./dom.js";
+import { accept } from "./editor.js";
 import { column as section, inWords, kindsShown } from "./kinds.js";
 import { complete, escapeSlot, past, slots, write } from "./template.js";
 
@@ -16,35 +17,16 @@ const DRAWING = { best_of: 16, temperature: 0.8, top_p: 0.95, seed: 0 }; // the 
 const RARE = 1 / 1000; // of the best one's probability: less probable alternatives are not listed
 const CONTEXT = 90; // characters of given text that are shown beside a gap
 const LONG = 4000; // characters from which on alternatives are not scored a second time
-const EXPLANATION =
-  "Blank a word or a few, and press Fill. One column reads all of the text, the other one only what comes before the gap.";
-const ABOUT =
-  "A percentage is the probability of the words, given how many tokens they have. The words listed were drawn for one of " +
-  "the columns, and are as long as the best ones, so that they can be compared.";
 
 const isGap = ({ kind }) => kind === "gap" || kind === "blank"; // what is filled; other slots stay as they are
 
-let panel,
-  accept,
-  columns = {},
+let columns = {},
   filled = {}; // the last text that was filled, and its template with the lengths of the best fill
-const longest = h("input", { id: "longest", type: "number", min: 1, max: 64, value: 4, inputmode: "numeric" });
+const longest = $("longest"),
+  verdict = $("verdict");
 
 export const inputs = { longest };
-export const label = () => "Fill";
-
-export function start(element, onaccept) {
-  panel = element;
-  accept = onaccept;
-  show(
-    panel,
-    h("p", { class: "hint empty" }, EXPLANATION),
-    h("p", { class: "verdict", role: "status", hidden: true }),
-    h("div", { class: "columns" }),
-    h("p", { class: "hint about", hidden: true }, ABOUT),
-    h("p", { class: "hint" }, h("label", { for: "longest" }, "Longest gap in tokens "), longest),
-  );
-}
+export const label = "Fill";
 
 /** Accept the n-th alternative with the future. */
 export function choose(n) {
@@ -55,12 +37,9 @@ export async function run({ parts, compare, signal }) {
   const kinds = kindsShown(compare);
   columns = Object.fromEntries(kinds.map((kind) => [kind, column(kind, parts)]));
   show(
-    panel.querySelector(".columns"),
+    $("fills"),
     kinds.map((kind) => columns[kind].element),
   );
-  panel.querySelector(".empty")?.remove();
-  panel.querySelector(".about").hidden = false;
-  const verdict = panel.querySelector(".verdict");
   show(verdict);
   verdict.hidden = !compare;
 
@@ -87,9 +66,7 @@ function joined(kind, own, others) {
   const known = new Set(own.map(({ words }) => words));
   return [
     ...own,
-    ...others.filter(
-      (entry) => entry[kind] !== undefined && entry.tokens === own[0].tokens && !known.has(entry.words),
-    ),
+    ...others.filter((entry) => entry[kind] !== undefined && entry.tokens === own[0].tokens && !known.has(entry.words)),
   ];
 }
 
@@ -131,7 +108,12 @@ function wordLengths(parts, { lengths, tokens, fills }) {
   const last = slots(parts).at(-1);
   if (!isGap(last)) return lengths;
   const drawn = tokens.slice(tokens.length - lengths.at(-1)).map((token) => token.text);
-  const words = drawn.findIndex((_, i) => drawn.slice(0, i + 1).join("").includes(fills.at(-1)));
+  const words = drawn.findIndex((_, i) =>
+    drawn
+      .slice(0, i + 1)
+      .join("")
+      .includes(fills.at(-1)),
+  );
   return words < 0 ? lengths : [...lengths.slice(0, -1), words + 1];
 }
 
@@ -188,11 +170,11 @@ function list(target, parts, entries) {
     target.rows,
     shown.map((entry, i) => row(entry, i, target.kind, parts)),
   );
-  if (target.kind === "future") show(panel.querySelector(".verdict"), verdict(best, parts));
+  if (target.kind === "future") show(verdict, comparison(best, parts));
 }
 
 /** What reading the future does to the probability of the best words. */
-function verdict({ words, future, past }, parts) {
+function comparison({ words, future, past }, parts) {
   if (parts.findLastIndex((part) => part.source !== undefined) === parts.length - 1)
     return "Nothing comes after the gap, so there is no future to read.";
   const [now, before] = [future, past].map(probabilityOf);

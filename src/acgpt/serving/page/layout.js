@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { literal } from "./copy.js";
-import { h, show, svg, visible } from "./dom.js";
+import { $, h, show, svg, visible } from "./dom.js";
 import { inWords, KINDS, kindsShown } from "./kinds.js";
 import { escapeSlot, slots, write } from "./template.js";
 
@@ -17,17 +17,10 @@ const EXPLANATION =
   "A row is a slot of the model's input: it reads the coloured columns, and → is what is predicted there. " +
   "Copies of the given tokens keep their positions, so the text can read its own future.";
 
-let panel;
-
-export const label = () => "Draw";
+export const label = "Draw";
 export const ready = (parts) => slots(parts).length > 0;
 export const alone = ready;
 export const missing = "Nothing is asked yet: select words and blank them, or put {{ and }} around them.";
-
-export function start(element) {
-  panel = element;
-  show(panel, h("p", { class: "hint empty" }, "The input of the model for this text is drawn here."));
-}
 
 /** What is drawn with the future: the query that the template stands for. */
 export function question({ parts }) {
@@ -55,9 +48,11 @@ export async function run({ parts, compare, signal }) {
   const notes = [];
   const kinds = kindsShown(compare);
   const template = drawable(parts, notes);
-  const layouts = await Promise.all(kinds.map((kind) => post("v1/layout", { template, future: kind === "future" }, signal)));
+  const layouts = await Promise.all(
+    kinds.map((kind) => post("v1/layout", { template, future: kind === "future" }, signal)),
+  );
   show(
-    panel,
+    $("layout"),
     h("p", { class: "hint" }, EXPLANATION),
     h(
       "ul",

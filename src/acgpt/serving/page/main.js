@@ -1,6 +1,6 @@
 // The page: one text, four views of it, and what runs now.
 
-import { Away, get, post } from "./api.js";
+import { Away, describeModel, post } from "./api.js";
 import { curl, python, toClipboard } from "./copy.js";
 import { $, h, show } from "./dom.js";
 import * as editor from "./editor.js";
@@ -51,7 +51,7 @@ async function run(task = VIEWS[view].run) {
       signal: own.signal,
       progress: (words) => tick((note = words)),
     });
-    if (!model) introduce(); // there was no key
+    if (!introduced) introduce(); // there was no key
   } catch (error) {
     if (!own.signal.aborted) fail(error, task);
   } finally {
@@ -108,21 +108,15 @@ async function awaitServer(then) {
   }
 }
 
-let model = null;
-
-/** Return what the server says about its model; it is asked until it has answered once. */
-async function describeModel(signal) {
-  if (model) return model;
-  model = await get("v1/model", signal);
-  const reads = model.reads_future ? "reads the future" : "was not trained to read the future";
-  $("model").textContent = `${model.model}: ${reads}`;
-  return model;
-}
+let introduced = false;
 
 /** Describe the model at the top of the page; wait for a server that is away. */
 async function introduce() {
   try {
-    await describeModel();
+    const { model, reads_future } = await describeModel();
+    const reads = reads_future ? "reads the future" : "was not trained to read the future";
+    $("model").textContent = `${model}: ${reads}`;
+    introduced = true;
   } catch (error) {
     $("model").textContent = error instanceof Away ? "waiting for the server …" : "no answer about the model";
     if (error instanceof Away) setTimeout(introduce, 2000);
@@ -139,7 +133,7 @@ function open(name) {
     $(`tab-${other}`).setAttribute("aria-selected", String(other === name));
     $(`tab-${other}`).setAttribute("tabindex", other === name ? "0" : "-1");
   }
-  $("run-label").textContent = VIEWS[name].label();
+  $("run-label").textContent = VIEWS[name].label;
   const text = inView(editor.text(), name);
   if (text !== editor.text()) editor.set(text);
   remember();
@@ -194,11 +188,6 @@ function toggleCompare() {
   if (shown[view] === editor.text()) run();
 }
 
-function accept(text) {
-  editor.set(text);
-  editor.focus();
-}
-
 /** The question of the view, to be copied. */
 async function question() {
   const parts = parse(editor.text());
@@ -238,17 +227,6 @@ const MOD = {
   KeyH: () => $("help-dialog").showModal(),
 };
 for (let n = 1; n <= 5; n++) MOD[`Digit${n}`] = () => fill.choose(n);
-const SHORTCUTS = [
-  ["ctrl", "↵", "run the view"],
-  ["ctrl", "B", "blank the selection, or the word at the caret"],
-  ["ctrl", "Z", "undo"],
-  ["ctrl", "⇧Z", "redo"],
-  ["mod", "1 … 5", "accept this fill"],
-  ["mod", "F S R L", "fill, surprise, rank, layout"],
-  ["mod", "P", "side by side with past only"],
-  ["", "Esc", "stop"],
-  ["", "← →", "move between tokens of the heat map"],
-];
 
 /** The letter on the key, where it is a Latin one: KeyZ is elsewhere on QWERTZ and AZERTY. Else its place. */
 const pressed = ({ key, code }) => (/^[a-z]$/i.test(key) ? `Key${key.toUpperCase()}` : code);
@@ -287,22 +265,7 @@ $("tabs").addEventListener("keydown", (event) => {
 
 // ---- start ----------------------------------------------------------------------------------------------------------
 
-/** Write the names of the keys as on this machine. */
-function nameKeys(root) {
-  for (const key of root.querySelectorAll("kbd[data-key]")) {
-    const prefix = { ctrl: MAC ? "⌘" : "Ctrl ", mod: MAC ? "⌃" : "Alt " }[key.dataset.key];
-    if (!key.textContent.startsWith(prefix)) key.prepend(prefix);
-  }
-}
-new MutationObserver(() => nameKeys($("fill"))).observe($("fill"), { childList: true, subtree: true });
-
-show(
-  $("shortcuts"),
-  SHORTCUTS.map(([kind, keys, what]) => [
-    h("dt", {}, h("kbd", kind ? { "data-key": kind } : {}, keys)),
-    h("dd", {}, what),
-  ]).flat(),
-);
+document.documentElement.classList.toggle("mac", MAC); // the names of its keys
 show(
   $("examples"),
   NAMES.map((name) => h("button", { type: "button", onclick: () => runText(example(name, view)) }, name)),
@@ -315,6 +278,7 @@ for (const [id, action] of Object.entries({
   compare: toggleCompare,
   run: () => run(),
   stop,
+  suggest: () => run(rank.suggest),
   help: () => $("help-dialog").showModal(),
   theme: () => setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "auto") + 1) % 3]),
   "copy-python": () => copy(async () => python(await question())),
@@ -324,12 +288,7 @@ for (const [id, action] of Object.entries({
 }))
   $(id).addEventListener("click", action);
 
-fill.start($("fill"), accept);
-surprise.start($("surprise"), describeModel);
 introduce();
-rank.start($("rank"), accept, editor, run);
-layout.start($("layout"));
-nameKeys(document);
 setTheme(THEMES.includes(localStorage.getItem("acgpt-theme")) ? localStorage.getItem("acgpt-theme") : "auto");
 setCompare(compare);
 setInputs(fresh.inputs);

@@ -1,7 +1,8 @@
 // Rank alternatives: those of the slots {{a|b}}, or those that are typed for the selected words.
 
 import { post } from "./api.js";
-import { bar, h, percent, show } from "./dom.js";
+import { $, bar, h, percent, show } from "./dom.js";
+import * as editor from "./editor.js";
 import { column, kindsShown } from "./kinds.js";
 import { complete, escapeSlot, has, parse, past, slots, write } from "./template.js";
 
@@ -10,34 +11,21 @@ const COMPARED = {
   "asked | given": "By the probability of the words, given the text around them.",
 };
 
-let panel, accept, editor, runNow, form;
-const lines = h("textarea", { id: "lines", rows: 2, spellcheck: "false" });
+const lines = $("lines");
 
 export const inputs = { lines };
-export const label = () => "Rank";
+export const label = "Rank";
 export const ready = (parts) => alone(parts) || Boolean(lines.value.trim());
 export const alone = (parts) => has(parts, "alternatives");
 export const missing = "There is nothing to rank: select a word and type alternatives, or write {{cat|dog}}.";
 
-export function start(element, onaccept, field, run) {
-  [panel, accept, editor, runNow] = [element, onaccept, field, run];
-  form = h(
-    "div",
-    { class: "form" },
-    h("label", { for: "lines" }, "Alternatives for the selected words, one per line"),
-    lines,
-    h("button", { type: "button", onclick: () => runNow(suggest) }, "Suggest"),
-  );
-  show(panel, form, h("div", { class: "columns" }));
-}
-
 /** Hide the field if the text has alternatives of its own: they are ranked. */
 export function follow(parts) {
-  form.hidden = Boolean(parts && alone(parts));
+  $("alternatives").hidden = Boolean(parts && alone(parts));
 }
 
 /** Ask the model for alternatives: what fits in place of the selected words. */
-async function suggest({ signal }) {
+export async function suggest({ signal }) {
   const words = editor.selection().trim();
   if (!words) throw new Error("Select a word in the text first.");
   const { before, after } = editor.around();
@@ -81,7 +69,7 @@ export async function run({ parts, compare, signal }) {
     past: { template: write(past(parts)), future: false }, // without what follows
   };
   show(
-    panel.querySelector(".columns"),
+    $("rankings"),
     await Promise.all(
       kinds.map(async (kind) => {
         const {
@@ -113,7 +101,7 @@ function row({ choice, probability, log_prob }, kind, parts) {
     {},
     h(
       "button",
-      { type: "button", onclick: () => accept(complete(parts, choice)) },
+      { type: "button", onclick: () => editor.accept(complete(parts, choice)) },
       text,
       h("span", { class: "hidden" }, ": accept"),
     ),

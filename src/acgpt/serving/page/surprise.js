@@ -3,9 +3,9 @@
 //   past only         one query for the whole text
 //   with the future   one query per token, so they are sent in chunks, those nearest to the middle of the window first
 
-import { post } from "./api.js";
+import { describeModel, post } from "./api.js";
 import { literal } from "./copy.js";
-import { bar, h, percent, probabilityOf, show, visible } from "./dom.js";
+import { $, bar, h, percent, probabilityOf, show, visible } from "./dom.js";
 import { column, inWords, kindsShown } from "./kinds.js";
 import { escapeSlot, plain } from "./template.js";
 
@@ -17,22 +17,14 @@ const STEPS = [
   [6, "surprising"],
   [Infinity, "very surprising"],
 ]; // below, in bits
-const EXPLANATION = "Every token is coloured by how surprising it is. Select a part of the text to map only that.";
 
-let panel,
-  describeModel,
-  maps = {},
+let maps = {},
   selected = 0;
 
-export const label = () => "Map";
+export const label = "Map";
 export const ready = (parts) => Boolean(plain(parts)?.trim());
 export const alone = ready;
 export const missing = "The heat map needs a text without gaps: fill them first, and accept a fill.";
-
-export function start(element, describe) {
-  [panel, describeModel] = [element, describe];
-  show(panel, h("p", { class: "hint empty" }, EXPLANATION));
-}
 
 /** The request for a map of the text, or of the selected part of it. */
 async function mapped(parts, selection, signal) {
@@ -64,7 +56,7 @@ export async function run({ parts, selection, compare, signal, progress }) {
   const note = h("p", { class: "hint", role: "status" });
   for (const kind of kinds) maps[kind] = makeMap(kind, pieces);
   show(
-    panel,
+    $("surprise"),
     legend(),
     h(
       "div",
@@ -189,9 +181,7 @@ function detail() {
         "h4",
         {},
         h("code", {}, piece),
-        token
-          ? ` ${inBits(token.bits)}, ${inWords(map.kind)}`
-          : ` ${inWords(map.kind)}: not known yet`,
+        token ? ` ${inBits(token.bits)}, ${inWords(map.kind)}` : ` ${inWords(map.kind)}: not known yet`,
       );
       const rows = token?.expected.map(({ text, id, log_prob }) => {
         const probability = probabilityOf(log_prob);
