@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from servers import MASK, local_client, service_of, tiny_lm
 from tolerance import exactly
 
-from acgpt.query.sampling import Sampling
 from acgpt.query.text import encode_text
 from acgpt.serving.app import create_app
-from acgpt.serving.completions import CANDIDATES, Completer, Completions, Options
+from acgpt.serving.completions import CANDIDATES, Completer, CompletionAsk, Completions
 
 PREFIX, SUFFIX = "The cat sat on", " and the dog sat."
 ORDINARY = [
@@ -95,11 +95,8 @@ def test_a_gap_is_filled_with_all_options_of_its_request(both, stream, max_token
     stop = (filled().fills[0][1:3],)
     expected = filled(stop=stop)
     assert stop[0] not in expected.fills[0]
-    options = Options(suffix=SUFFIX, sampling=Sampling(**sampling), top=1, stop=stop, min_tokens=3, **common)
-    if stream:
-        searches = [completer.stream([PREFIX], options, lambda item: None)]
-    else:
-        searches = [make() for make in completer.complete([PREFIX], options)]
+    ask = CompletionAsk([PREFIX], suffix=SUFFIX, top=1, stop=stop, min_tokens=3, **sampling, **common)
+    searches = [completer.stream(ask, lambda item: None)] if stream else [make() for make in completer.complete(ask)]
     (found,) = executor.run(searches)
     (text,) = found.texts
     assert (text.text, text.ids) == (expected.fills[0], tuple(token.id for token in expected.tokens))
@@ -108,7 +105,7 @@ def test_a_gap_is_filled_with_all_options_of_its_request(both, stream, max_token
 
 def test_mask_is_not_drawn_however_likely_it_is():
     lm = tiny_lm()
-    (search,) = Completer(lm).complete([PREFIX], Options(max_tokens=3, sampling=Sampling(temperature=0.0)))
+    (search,) = Completer(lm).complete(CompletionAsk([PREFIX], max_tokens=3, temperature=0.0))
 
     def drawn():
         ((completion,),) = (completions.texts for completions in lm.searches.executor.run([search()]))
@@ -125,10 +122,10 @@ def test_mask_is_not_drawn_however_likely_it_is():
 # ---- streams of gaps ------------------------------------------------------------------------------------------------
 
 
-def check_stream(lm, prompts, options):
+def check_stream(lm, ask):
     """Check that the parts of a stream are those of its texts, and return the texts."""
     reported = []
-    lm.searches.executor.run([Completer(lm).stream(prompts, options, reported.append)])
+    lm.searches.executor.run([Completer(lm).stream(ask, reported.append)])
     *deltas, last = reported
     assert isinstance(last, Completions) and all(delta.text for delta in deltas)
     texts = [text.text for text in last.texts]
@@ -139,23 +136,18 @@ def check_stream(lm, prompts, options):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("gap", [{"suffix": SUFFIX}, {"heal": True}], ids=["before a suffix", "at the end"])
 def test_the_parts_of_a_stream_of_gaps_are_those_of_its_texts(served_lm, temperature, gap):
-    options = Options(**gap, max_tokens=4, stop=(" the",), sampling=Sampling(temperature=temperature, seed=4))
-    texts = check_stream(served_lm, [PREFIX, "A dog"], options)
+    ask = CompletionAsk([PREFIX, "A dog"], **gap, max_tokens=4, stop=(" the",), temperature=temperature, seed=4)
+    texts = check_stream(served_lm, ask)
     assert len(texts) == 2 and any(texts)
 
 
 def test_the_parts_of_a_stream_that_the_time_limit_ends_are_those_of_its_text(served_lm, monkeypatch):
     """The clock moves a second a look, so that the time is over at each of the looks in turn."""
-    options = {
-        "heal": True,
-        "max_tokens": 4,
-        "stop": ("never seen, and long",),
-        "sampling": Sampling(temperature=1.0, seed=4),
-    }
-    (whole,) = check_stream(served_lm, [PREFIX], Options(**options))
+    ask = CompletionAsk([PREFIX], heal=True, max_tokens=4, stop=("never seen, and long",), temperature=1.0, seed=4)
+    (whole,) = check_stream(served_lm, ask)
     texts = set()
     for seconds in range(1, 12):
         clock = itertools.count()
         monkeypatch.setattr(time, "monotonic", lambda clock=clock: float(next(clock)))
-        texts.update(check_stream(served_lm, [PREFIX], Options(seconds=seconds, **options)))
+        texts.update(check_stream(served_lm, replace(ask, seconds=seconds)))
     assert len(texts) > 2 and whole in texts and all(map(whole.startswith, texts))

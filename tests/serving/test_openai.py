@@ -16,10 +16,9 @@ from servers import serving
 from tolerance import exactly
 
 from acgpt import LanguageModel, Metadata
-from acgpt.query.sampling import Sampling
 from acgpt.query.text import encode_text
 from acgpt.query.vocabulary import ByteVocabulary
-from acgpt.serving.completions import Completer, Options
+from acgpt.serving.completions import Completer, CompletionAsk
 
 openai = pytest.importorskip("openai", reason="needs the openai package")
 
@@ -179,7 +178,7 @@ def test_the_text_of_a_continuation_follows_its_prompt(request, monkeypatch, nam
     completer, prompt = Completer(lm), "The cat sat"
     ascii_tokens = np.array([completer.bytes_of(i).isascii() for i in range(lm.vocabulary)])
     monkeypatch.setattr(completer, "drawable", lambda route: ascii_tokens)
-    search = completer.continuation([prompt], Options(max_tokens=30, n=8, sampling=Sampling(seed=1)))
+    search = completer.continuation(CompletionAsk([prompt], max_tokens=30, n=8, seed=1))
     (found,) = lm.searches.executor.run([search])
     ids = encode_text(prompt, tokenizer)
     for text in found.texts:

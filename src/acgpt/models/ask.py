@@ -338,6 +338,12 @@ class Ask(Options):
         object.__setattr__(changed, self.asks, question)
         return changed
 
+    @classmethod
+    def like(cls, ask: Ask, **changes: Any) -> Self:
+        """Return the question of another kind: with its settings, as far as this kind has them, and with changes."""
+        shared = {item.name for item in fields(ask)} & {item.name for item in fields(cls)}
+        return cls(**{name: getattr(ask, name) for name in shared} | {cls.asks: ask.question} | changes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LongAsk(Ask):
@@ -391,12 +397,6 @@ class FillAsk(LongAsk, SearchOptions):
         )
     )
     n: int = option("Number of fills per template. Default: 5.", 5, metavar="N", minimum=1, maximum=MOST, flags=("-n",))
-
-    @classmethod
-    def like(cls, ask: Ask, **changes: Any) -> FillAsk:
-        """Return a question with the settings of another one about gaps."""
-        shared = {item.name for item in fields(ask)} & {item.name for item in fields(cls)}
-        return cls(**{name: getattr(ask, name) for name in shared} | {"template": ask.question} | changes)
 
 
 @dataclass(frozen=True)

@@ -17,27 +17,39 @@ from __future__ import annotations
 
 import codecs
 import math
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
-from typing import Any, TypeVar
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
+from pydantic import BaseModel
 
-from acgpt.common.options import ignore
+from acgpt.common.options import Range, declared, ignore, option
 from acgpt.engine.decode import GREEDY
 from acgpt.engine.decoding import ActiveRow
 from acgpt.engine.score import TopScore
 from acgpt.errors import ModelError, QueryError, too_long
 from acgpt.models.adapters import BARE
-from acgpt.models.ask import MAX_TOKENS, Ask, Choice, Fill, FillAsk, Piece, Sample, SampleAsk, StreamAsk, stop_strings
+from acgpt.models.ask import (
+    MAX_TOKENS,
+    Choice,
+    DrawingOptions,
+    Fill,
+    FillAsk,
+    LongAsk,
+    Piece,
+    Sample,
+    SampleAsk,
+    SearchOptions,
+    StreamAsk,
+    question,
+)
 from acgpt.models.executor import Rows, Search, Top
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.router import Route
 from acgpt.query.query import Query
-from acgpt.query.sampling import Sampling, SamplingOptions
 from acgpt.query.template import escape, parse
 from acgpt.query.text import encode_text, pieces
 from acgpt.query.vocabulary import ByteVocabulary
@@ -46,46 +58,43 @@ from acgpt.serving.limits import Budget, check_numbers, check_questions
 from acgpt.serving.service import Service
 from acgpt.serving.writer import Writer
 
-Asked = TypeVar("Asked", bound=Ask)
-
 CANDIDATES = 64  # that a sample of a gap is chosen from, the default of `LanguageModel.sample`
 
 Prompt = str | tuple[int, ...]  # a text, or token ids
 
 
 @dataclass(frozen=True)
-class Options:
-    """What a client asks for.
+class CompletionAsk(LongAsk, DrawingOptions):
+    """Ask for the texts after prompts, each up to the suffix if there is one."""
 
-    Args:
-        suffix: Text after the gap; "" for a continuation.
-        max_tokens: Maximum number of tokens. Default: that of gaps, see `LanguageModel.fill`.
-        min_tokens: Number of tokens before which the text does not end.
-        n: Number of texts per prompt.
-        best_of: Number of texts to choose the n most probable ones from, by mean log-probability. Default: n.
-        sampling: Temperature, truncation and seed.
-        stop: Strings before which a text ends.
-        top: Number of most probable tokens to return with each log-probability. Default: no log-probabilities.
-        echo: Whether log-probabilities of the prompt are returned, too.
-        seconds: Time after which the text ends with what there is. Default: no limit.
-        adapter: The adapter that answers, see `LanguageModel.log_prob`.
-        heal: Whether the last tokens of a prompt without suffix may be replaced by longer ones.
-        notice: Called with the number of new tokens whenever some are drawn; not for streams of gaps.
-    """
+    asks = "prompt"
+    prompt: Sequence[Prompt] = field(metadata=question("Texts, or token ids, which are read as they are sent."))
+    _: KW_ONLY
+    suffix: str = option('Text after the gap; "" for a continuation.', "")
+    max_tokens: int | None = declared(DrawingOptions, "max_tokens", range=Range(minimum=0))
+    min_tokens: int = option("Number of tokens before which the text does not end.", 0, minimum=0)
+    n: int = option("Number of texts per prompt.", 1, minimum=1)
+    best_of: int | None = option(
+        "Number of texts to choose the n most probable ones from, by mean log-probability. Default: n.", minimum=1
+    )
+    top: int | None = option(
+        "Number of most probable tokens to return with each log-probability. Default: no log-probabilities.", minimum=0
+    )
+    echo: bool = option("Whether log-probabilities of the prompt are returned, too.", False)
+    seconds: float | None = declared(
+        SearchOptions, "seconds", help="Time after which the text ends with what there is."
+    )
+    heal: bool = option("Whether the last tokens of a prompt without suffix may be replaced by longer ones.", False)
 
-    suffix: str = ""
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    n: int = 1
-    best_of: int | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    stop: tuple[str, ...] = ()
-    top: int | None = None
-    echo: bool = False
-    seconds: float | None = None
-    adapter: Choice = None
-    heal: bool = False
-    notice: Callable[[int], object] = ignore
+    def __post_init__(self) -> None:
+        if self.seed is not None and self.seed < 0:  # no seed, as llama.cpp reads it
+            object.__setattr__(self, "seed", None)
+        super().__post_init__()
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether gaps are filled; otherwise the prompts are continued."""
+        return bool(self.suffix or self.heal) and self.max_tokens != 0
 
     @property
     def drawn(self) -> int:
@@ -93,14 +102,14 @@ class Options:
         return max(self.n, self.best_of or 0)
 
     @property
+    def greedy(self) -> bool:
+        """Whether the most probable tokens are taken."""
+        return self.temperature < GREEDY
+
+    @property
     def resampled(self) -> bool:
         """Whether a gap is drawn from candidates of all lengths; otherwise its length is found before its text."""
         return not self.greedy and (self.max_tokens or self.min_tokens + MAX_TOKENS) <= CANDIDATES
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the most probable tokens are taken."""
-        return self.sampling.temperature < GREEDY
 
 
 @dataclass(frozen=True)
@@ -171,18 +180,15 @@ class Completer:
 
     # ---- questions --------------------------------------------------------------------------------------------------
 
-    def complete(self, prompts: Sequence[Prompt], options: Options) -> list[Callable[[], Search[Completions]]]:
+    def complete(self, ask: CompletionAsk) -> list[Callable[[], Search[Completions]]]:
         """Return what makes the searches for completions; together, their results are the answer (see `joined`)."""
-        if self.is_gap(options):
-            return [lambda prompt=prompt: self.gap(prompt, options) for prompt in prompts]  # type: ignore[misc]
-        return [lambda: self.continuation(prompts, options)]
+        if ask.is_gap:
+            return [partial(self.gap, prompt, ask) for prompt in ask.prompt]
+        return [lambda: self.continuation(ask)]
 
-    def stream(
-        self, prompts: Sequence[Prompt], options: Options, report: Callable[[Delta | Completions], object]
-    ) -> Search[Completions]:
+    def stream(self, ask: CompletionAsk, report: Callable[[Delta | Completions], object]) -> Search[Completions]:
         """Make a search that reports parts of the texts as they are drawn, and at its end the result."""
-        make = self.streamed_gaps if self.is_gap(options) else self.continuation
-        search = make(prompts, options, report)
+        search = (self.streamed_gaps if ask.is_gap else self.continuation)(ask, report)
 
         def reporting() -> Search[Completions]:
             completions = yield from search
@@ -191,35 +197,27 @@ class Completer:
 
         return reporting()
 
-    def is_gap(self, options: Options) -> bool:
-        """Return whether a request is answered by filling a gap."""
-        return bool(options.suffix or options.heal) and options.max_tokens != 0
-
-    def continuation(
-        self, prompts: Sequence[Prompt], options: Options, report: Callable[[Delta], object] = ignore
-    ) -> Search[Completions]:
+    def continuation(self, ask: CompletionAsk, report: Callable[[Delta], object] = ignore) -> Search[Completions]:
         """Continue prompts from left to right.
 
         Args:
-            prompts: The prompts.
-            options: What is asked for.
+            ask: What is asked for.
             report: Called with new parts of the texts; only if no more are drawn than returned.
         """
-        stop_strings(options.stop)
-        read = [self.read(prompt) for prompt in prompts]
+        read = [self.read(prompt) for prompt in ask.prompt]
         queries, routes = [], []
         for i, (start, ids) in enumerate(read):
             room = self.lm.positions - 1 - len(ids)
-            if room < (options.max_tokens != 0):  # one token at least, if any are to be drawn
+            if room < (ask.max_tokens != 0):  # one token at least, if any are to be drawn
                 raise InvalidField(f"prompt.{i}" if len(read) > 1 else "prompt", self.too_long(ids))
-            most = room if options.max_tokens is None else min(options.max_tokens, room)
+            most = room if ask.max_tokens is None else min(ask.max_tokens, room)
             known = [True] * len(ids) + [False] * most
             queries.append(Query([*ids, *[None] * most], known, None, start) if most else None)
-            routes.append(self.route(start, ids, options.adapter))
+            routes.append(self.route(start, ids, ask.adapter))
         allowed = self.drawable(routes[0])
 
         def search() -> Search[Completions]:
-            deadline = math.inf if options.seconds is None else time.monotonic() + options.seconds
+            deadline = math.inf if ask.seconds is None else time.monotonic() + ask.seconds
             index_of: dict[int, int] = {}  # number of the text of each writer
 
             def progress(row: ActiveRow) -> None:
@@ -234,81 +232,67 @@ class Completer:
                 assert isinstance(row.guide, Writer)
                 return bool(row.guide.ended_by)
 
-            request = Rows(options.sampling, stopped, options.notice, progress)
+            request = Rows(ask.sampling, stopped, ask.notice, progress)
             for query, route in zip(queries, routes, strict=True):
-                for sample in range(options.drawn if query is not None else 0):
+                for sample in range(ask.drawn if query is not None else 0):
                     assert query is not None
-                    writer = Writer(self.bytes_of, self.ends, options.stop, allowed, options.min_tokens)
+                    writer = Writer(self.bytes_of, self.ends, ask.stop, allowed, ask.min_tokens)
                     index_of[id(writer)] = len(request.queries)
                     request.add(query, sample, route, writer)
             rows = iter((yield request) if request.queries else [])
             chosen: list[Completion] = []
             drawn = 0
             for query in queries:
-                own = [next(rows) for _ in range(options.drawn)] if query is not None else []
+                own = [next(rows) for _ in range(ask.drawn)] if query is not None else []
                 drawn += sum(len(row.drawn) for row in own)
-                if options.drawn > options.n:
+                if ask.drawn > ask.n:
                     own.sort(key=mean_log_prob, reverse=True)
-                chosen += [completion_of(row) for row in own[: options.n]] or [Completion("", (), "limit")] * options.n
-            if options.top is not None:
-                owners = [i for i in range(len(read)) for _ in range(options.n)]
-                chosen = yield from self.scored(
-                    chosen, [read[i] for i in owners], [prompts[i] for i in owners], options
-                )
-            given = sum(len(ids) + isinstance(prompt, tuple) for (_, ids), prompt in zip(read, prompts, strict=True))
+                chosen += [completion_of(row) for row in own[: ask.n]] or [Completion("", (), "limit")] * ask.n
+            if ask.top is not None:
+                chosen = yield from self.scored(chosen, read, ask)
+            given = sum(len(ids) + isinstance(prompt, tuple) for (_, ids), prompt in zip(read, ask.prompt, strict=True))
             return Completions(tuple(chosen), given, drawn)
 
         return search()
 
-    def gap(self, prompt: Prompt, options: Options) -> Search[Completions]:
+    def gap(self, prompt: Prompt, ask: CompletionAsk) -> Search[Completions]:
         """Fill the gap between a prompt and the suffix: the best fills, or samples."""
         search: Search[list[Fill]] | Search[list[Sample]]
-        if options.greedy:
-            best = {name: getattr(options, name) for name in ("n", "best_of", "seconds", "notice")}
-            search = self.searches.fill(self.ask(FillAsk, prompt, options, **best))
-        elif not options.resampled:
-            search = one_by_one(
-                [self.drawn_gap(prompt, options, i, lambda piece: options.notice(1)) for i in range(options.drawn)]
-            )
+        template = self.template(prompt, ask)
+        if ask.greedy:
+            search = self.searches.fill(FillAsk.like(ask, template=template))
+        elif ask.resampled:
+            search = self.searches.sample(SampleAsk.like(ask, query=template, n=ask.drawn))
         else:
-            search = self.searches.sample(self.ask(SampleAsk, prompt, options, n=options.drawn, notice=options.notice))
+            search = one_by_one([self.drawn_gap(prompt, ask, i, lambda piece: ask.notice(1)) for i in range(ask.drawn)])
 
         def filled() -> Search[Completions]:
             fills = [fill for fill in (yield from search) if isinstance(fill, Fill)]
             drawn = sum(len(fill.tokens) for fill in fills)
-            if not options.greedy and options.drawn > options.n:
+            if not ask.greedy and ask.drawn > ask.n:
                 fills.sort(key=lambda fill: fill.log_prob / max(1, len(fill.tokens)), reverse=True)
-            chosen = (fills + fills[:1] * options.n)[: options.n]  # there may be fewer distinct ones
+            chosen = (fills + fills[:1] * ask.n)[: ask.n]  # there may be fewer distinct ones
             texts = []
             for fill in chosen:
-                texts.append((yield from self.completion_of_fill(fill, options)))
+                texts.append((yield from self.completion_of_fill(fill, ask)))
             given = len(fills[0].query.given_positions)
             return Completions(tuple(texts), given, drawn)
 
         return filled()
 
     def drawn_gap(
-        self, prompt: Prompt, options: Options, number: int, notify: Callable[[Piece], object]
+        self, prompt: Prompt, ask: CompletionAsk, number: int, notify: Callable[[Piece], object]
     ) -> Search[Fill]:
         """Draw the fill of this number, after its length, and tell `notify` each piece of it."""
-        seed = options.sampling.seed + number
-        ask = self.ask(StreamAsk, prompt, options, seed=seed, seconds=options.seconds)
-        return self.searches.stream(ask, notify)
+        template, seed = self.template(prompt, ask), ask.sampling.seed + number
+        return self.searches.stream(StreamAsk.like(ask, template=template, seed=seed), notify)
 
-    def ask(self, kind: Callable[..., Asked], prompt: Prompt, options: Options, **changes: Any) -> Asked:
-        """Return the question about the gap after a prompt."""
-        sampling = {item.name: getattr(options.sampling, item.name) for item in fields(SamplingOptions)}
-        shared = {name: getattr(options, name) for name in ("max_tokens", "stop", "adapter")}
-        return kind(self.template(prompt, options), **sampling | shared | changes)
-
-    def streamed_gaps(
-        self, prompts: Sequence[Prompt], options: Options, report: Callable[[Delta], object]
-    ) -> Search[Completions]:
+    def streamed_gaps(self, ask: CompletionAsk, report: Callable[[Delta], object]) -> Search[Completions]:
         """Fill gaps one after the other, and report the text of each as it is drawn."""
         searches: list[Search[Fill]] = []
         shown: list[str] = []
-        for prompt in prompts:
-            for number in range(options.n):
+        for prompt in ask.prompt:
+            for number in range(ask.n):
                 index = len(shown)
                 shown.append("")
 
@@ -317,7 +301,7 @@ class Completer:
                         shown[index] += piece.text
                         report(Delta(index, piece.text))
 
-                searches.append(self.drawn_gap(prompt, options, number, notify))
+                searches.append(self.drawn_gap(prompt, ask, number, notify))
 
         def streamed() -> Search[Completions]:
             texts, given, drawn = [], 0, 0
@@ -325,8 +309,8 @@ class Completer:
                 fill = yield from search
                 if rest := fill.fills[0][len(shown[number]) :]:  # what was held back when the time was over
                     report(Delta(number, rest))
-                texts.append((yield from self.completion_of_fill(fill, options)))
-                given += len(fill.query.given_positions) if number % options.n == 0 else 0
+                texts.append((yield from self.completion_of_fill(fill, ask)))
+                given += len(fill.query.given_positions) if number % ask.n == 0 else 0
                 drawn += len(fill.tokens)
             return Completions(tuple(texts), given, drawn)
 
@@ -361,13 +345,13 @@ class Completer:
             raise InvalidField("prompt", QueryError(f"{error} Begin token ids with BOS, {self.lm.bos}.")) from error
         return route
 
-    def template(self, prompt: Prompt, options: Options) -> str:
+    def template(self, prompt: Prompt, ask: CompletionAsk) -> str:
         """Return the template with a gap between a prompt and the suffix."""
         if not isinstance(prompt, str):
             raise InvalidField("suffix", QueryError("a suffix needs a prompt that is text, not token ids."))
-        least, most = options.min_tokens, options.max_tokens
+        least, most = ask.min_tokens, ask.max_tokens
         gap = f"{{{{_{least}-{max(least, most or least + MAX_TOKENS)}}}}}" if least else "{{_}}"
-        return escape(prompt, before_slot=True) + gap + escape(options.suffix)
+        return escape(prompt, before_slot=True) + gap + escape(ask.suffix)
 
     def text_of(self, prompt: Prompt) -> str:
         """Return a prompt as text."""
@@ -423,41 +407,40 @@ class Completer:
     # ---- log-probabilities ------------------------------------------------------------------------------------------
 
     def scored(
-        self,
-        completions: Sequence[Completion],
-        read: Sequence[tuple[int | None, list[int]]],
-        prompts: Sequence[Prompt],
-        options: Options,
+        self, completions: Sequence[Completion], read: Sequence[tuple[int | None, list[int]]], ask: CompletionAsk
     ) -> Search[list[Completion]]:
-        """Return continuations with their log-probabilities, and those of their prompts if they are echoed."""
-        assert options.top is not None
+        """Return continuations with their log-probabilities, and those of their prompts if they are echoed.
+
+        Args:
+            completions: n continuations of each prompt.
+            read: The token at position 0 of each prompt, and the tokens after it.
+            ask: What is asked for.
+        """
+        assert ask.top is not None
         queries, routes = [], []
-        for completion, (start, ids) in zip(completions, read, strict=True):
+        for number, completion in enumerate(completions):
+            start, ids = read[number // ask.n]
             tokens = [*ids, *completion.ids]
-            given = [not options.echo and i < len(ids) for i in range(len(tokens))]
+            given = [not ask.echo and i < len(ids) for i in range(len(tokens))]
             if not all(given):
                 queries.append(Query(tokens, given, None, start))
-                routes.append(self.route(start, ids, options.adapter))
-        answers = iter((yield Top(queries, routes, max(1, options.top))) if queries else [])
+                routes.append(self.route(start, ids, ask.adapter))
+        answers = iter((yield Top(queries, routes, max(1, ask.top))) if queries else [])
         results = []
-        for completion, (_, ids), prompt in zip(completions, read, prompts, strict=True):
-            before = [] if not options.echo else list(prompt) if isinstance(prompt, tuple) else ids
-            asked = len(ids) * options.echo + len(completion.ids)
+        for number, completion in enumerate(completions):
+            (_, ids), prompt = read[number // ask.n], ask.prompt[number // ask.n]
+            before = [] if not ask.echo else list(prompt) if isinstance(prompt, tuple) else ids
+            asked = len(ids) * ask.echo + len(completion.ids)
             tops: list[TopScore | None] = [*next(answers)] if asked else []
             tops = [*[None] * (len(before) + len(completion.ids) - len(tops)), *tops]
-            if options.echo and tops:
+            if ask.echo and tops:
                 tops[0] = None  # by convention, also if BOS comes before it
-            text = self.text_of(prompt)
-            offsets = running(pieces(before, self.tokenizer)) if before else []
             kept = self.kept(completion)
-            own = self.offsets(completion.ids, len(text))[:kept]
-            ids_shown = [*before, *completion.ids[:kept]]
-            results.append(
-                replace(
-                    completion,
-                    log_probs=self.log_probs(ids_shown, tops[: len(ids_shown)], [*offsets, *own], options.top),
-                )
-            )
+            shown = [*before, *completion.ids[:kept]]
+            offsets = running(pieces(before, self.tokenizer)) if before else []
+            offsets += self.offsets(completion.ids, len(self.text_of(prompt)))[:kept]
+            log_probs = self.log_probs(shown, tops[: len(shown)], offsets, ask.top)
+            results.append(replace(completion, log_probs=log_probs))
         return results
 
     def kept(self, completion: Completion) -> int:
@@ -495,23 +478,23 @@ class Completer:
             "text_offset": offsets,
         }
 
-    def completion_of_fill(self, fill: Fill, options: Options) -> Search[Completion]:
+    def completion_of_fill(self, fill: Fill, ask: CompletionAsk) -> Search[Completion]:
         """Return a fill as a completion, with its log-probabilities if they are asked for."""
         ids, text = tuple(token.id for token in fill.tokens), fill.fills[0]
         drawn = b"".join(map(self.bytes_of, ids)).decode(errors="ignore")
-        word = next((stop for stop in options.stop if text + stop in drawn), "")
-        bound = options.max_tokens or (math.inf if options.suffix else MAX_TOKENS)
+        word = next((stop for stop in ask.stop if text + stop in drawn), "")
+        bound = ask.max_tokens or (math.inf if ask.suffix else MAX_TOKENS)
         full = sum(fill.lengths) >= bound
         completion = Completion(text, ids, "word" if word else "limit" if full else "eos", word)
-        if options.top is None:
+        if ask.top is None:
             return completion
         tops: list[TopScore] = []
         if ids:
-            (route,) = self.executor.router.routes([fill.query], None, options.adapter)
-            (tops,) = yield Top([fill.query], [route], max(1, options.top))
+            (route,) = self.executor.router.routes([fill.query], None, ask.adapter)
+            (tops,) = yield Top([fill.query], [route], max(1, ask.top))
         offsets = running(self.searches.texts(fill.query, fill.adapter))
         own = [offsets[token.position - 1] for token in fill.tokens]
-        return replace(completion, log_probs=self.log_probs(ids, tops, own, options.top))
+        return replace(completion, log_probs=self.log_probs(ids, tops, own, ask.top))
 
 
 def one_by_one(searches: Sequence[Search[Fill]]) -> Search[list[Fill]]:
@@ -555,68 +538,67 @@ def finite(log_prob: float) -> float:
     return max(log_prob, -1e30)
 
 
-def check_limits(
-    service: Service,
-    completer: Completer,
-    prompts: Sequence[Prompt],
-    options: Options,
-    *,
-    length: str = "max_tokens",
-) -> None:
+def check_limits(service: Service, completer: Completer, ask: CompletionAsk, *, length: str = "max_tokens") -> None:
     """Check that a request is within the limits of the server. Tokenizes the prompts.
 
     Args:
         service: Has the limits.
         completer: Tokenizes.
-        prompts: The prompts.
-        options: What is asked for.
+        ask: What is asked for.
         length: Name of the field for the maximum number of tokens, for errors.
 
     Raises:
         InvalidField: It is not.
     """
-    check_questions(service, "prompt", prompts)
-    check_numbers(service, {"n": options.n, "best_of": options.best_of})
-    budget, asked = Budget(service), min(options.max_tokens or 0, service.lm.positions)
-    rows = max(options.drawn, CANDIDATES) if options.resampled else options.drawn  # of a gap
+    check_questions(service, "prompt", ask.prompt)
+    check_numbers(service, {"n": ask.n, "best_of": ask.best_of})
+    budget, asked = Budget(service), min(ask.max_tokens or 0, service.lm.positions)
+    rows = max(ask.drawn, CANDIDATES) if ask.resampled else ask.drawn  # of a gap
     try:
-        for prompt in prompts:
+        for prompt in ask.prompt:
             if isinstance(prompt, str):
-                service.check_characters(len(prompt) + len(options.suffix))
-            if completer.is_gap(options):
-                budget.spend_on_gaps(parse(completer.template(prompt, options)), options.max_tokens, rows, length)
+                service.check_characters(len(prompt) + len(ask.suffix))
+            if ask.is_gap:
+                budget.spend_on_gaps(parse(completer.template(prompt, ask)), ask.max_tokens, rows, length)
                 continue
             given = len(encode_text(prompt, completer.tokenizer)) if isinstance(prompt, str) else len(prompt)
             budget.spend(given)
-            budget.spend(options.drawn * asked, length)
+            budget.spend(ask.drawn * asked, length)
     except InvalidField:
         raise
     except (LimitExceeded, QueryError) as error:
         raise InvalidField("prompt", error) from error
 
 
-def seed_of(seed: int | None) -> int:
-    """Return a seed: this one, or a new one. Negative numbers are taken for none, as llama.cpp does."""
-    return secrets.randbits(32) if seed is None or seed < 0 else seed
+def asked(body: BaseModel, **settings: Any) -> CompletionAsk:
+    """Return what a request asks for.
+
+    Args:
+        body: The request. Its fields with names of `CompletionAsk` are taken over, unless they are null.
+        **settings: Other settings, or values that replace those of the request.
+    """
+    names = {item.name for item in fields(CompletionAsk)}
+    same = {name: value for name, value in body if name in names and value is not None}
+    return CompletionAsk(**same | settings)
 
 
-def adapter_of(lm: LanguageModel, served: str, model: str | None) -> Choice:
+def adapter_of(service: Service, model: str | None) -> Choice:
     """Return the adapter that the name of a model selects: the served name, an adapter, or "none".
 
     Raises:
         InvalidField: There is no model of this name.
     """
-    if model is None or model == served:
+    if model is None or model == service.name:
         return None
-    if model not in model_names(lm, served):
-        names = ", ".join(model_names(lm, served))
-        raise InvalidField("model", UnknownModel(f"there is no model {model!r}. This server has {names}."))
+    if model not in (names := model_names(service)):
+        raise InvalidField("model", UnknownModel(f"there is no model {model!r}. This server has {', '.join(names)}."))
     return model
 
 
-def model_names(lm: LanguageModel, served: str) -> list[str]:
+def model_names(service: Service) -> list[str]:
     """Return the names that a request may have as its model."""
-    return list(dict.fromkeys([served, *lm.adapters, *([BARE] if lm.adapters else [])]))
+    adapters = service.lm.adapters
+    return list(dict.fromkeys([service.name, *adapters, *([BARE] if adapters else [])]))
 
 
 def usage_of(completions: Completions) -> dict[str, Any]:

@@ -29,19 +29,18 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from acgpt.models.ask import MAX_TOKENS
-from acgpt.query.sampling import Sampling
 from acgpt.serving.completions import (
     Completer,
     Completion,
+    CompletionAsk,
     Completions,
     Delta,
-    Options,
     Parts,
     adapter_of,
+    asked,
     check_limits,
     joined,
     model_names,
-    seed_of,
 )
 from acgpt.serving.events import event_stream
 from acgpt.serving.requests import BoundedStops, Lenient
@@ -86,23 +85,21 @@ class InfillRequest(Lenient):
     )
     model: str | None = Field(None, description="The served model, one of its adapters, or none. Default: the model.")
 
-    def options(self, service: Service) -> Options:
-        """Return what is asked for."""
-        model = self.model if self.model in model_names(service.lm, service.name) else None
-        sampling = Sampling(
+    def ask(self, service: Service) -> CompletionAsk:
+        """Return what is asked for. The context is not cut yet, see `fit`."""
+        most = max(1, service.lm.positions // 2)
+        return asked(
+            self,
+            prompt=[self.input_prefix + self.prompt],
+            suffix=self.input_suffix,
+            max_tokens=None if self.n_predict < 0 else min(self.n_predict, most),
+            n=1 if self.stream else self.n_cmpl,
             temperature=max(0.0, self.temperature),
             top_p=self.top_p if 0 < self.top_p < 1 else 1.0,
             top_k=self.top_k if self.top_k > 0 else None,
-            seed=seed_of(self.seed),
-        )
-        return Options(
-            suffix=self.input_suffix,
-            max_tokens=None if self.n_predict < 0 else min(self.n_predict, max(1, service.lm.positions // 2)),
-            n=1 if self.stream else self.n_cmpl,
-            sampling=sampling,
             stop=tuple(filter(None, [self.stop] if isinstance(self.stop, str) else self.stop or [])),
             seconds=self.t_max_predict_ms / 1000 if self.t_max_predict_ms > 0 else None,
-            adapter=adapter_of(service.lm, service.name, model),
+            adapter=adapter_of(service, self.model if self.model in model_names(service) else None),
             heal=True,
         )
 
@@ -165,30 +162,30 @@ def router(service: Service) -> APIRouter:
     @routes.post("/infill")
     async def infill(body: InfillRequest, request: Request) -> Response:
         """Fill the gap between a prefix and a suffix."""
-        clock, options = Clock(), body.options(service)
-        fitted = await service.prepare(lambda: fit(completer, body, options, service.limits.max_tokens_per_request))
-        options = replace(options, suffix=fitted.suffix, notice=clock.notice)
+        clock, ask = Clock(), body.ask(service)
+        fitted = await service.prepare(lambda: fit(completer, body, ask, service.limits.max_tokens_per_request))
+        ask = replace(ask, prompt=[fitted.prefix], suffix=fitted.suffix, notice=clock.notice)
 
         def final(result: Completions, index: int = 0) -> dict[str, Any]:
-            return reply(service, options, fitted, index, result, clock)
+            return reply(service, ask, fitted, index, result, clock)
 
-        if options.max_tokens == 0:
+        if ask.max_tokens == 0:
             result = Completions((Completion("", (), "limit"),), 0, 0)
             return JSONResponse(selected(final(result), body.response_fields))
-        await service.prepare(lambda: check_limits(service, completer, [fitted.prefix], options, length="n_predict"))
+        await service.prepare(lambda: check_limits(service, completer, ask, length="n_predict"))
         if body.stream:
-            items: Parts = service.stream(lambda report: completer.stream([fitted.prefix], options, report))
+            items: Parts = service.stream(lambda report: completer.stream(ask, report))
             chunks = chunked(items, body.n_indent, final)
             return await event_stream(service, chunks, request, lambda chunk: selected(chunk, body.response_fields))
-        result = joined(await service.ask_all(completer.complete([fitted.prefix], options), request))
+        result = joined(await service.ask_all(completer.complete(ask), request))
         result = replace(result, texts=tuple(indented(text, body.n_indent) for text in result.texts))
-        replies = [selected(final(result, index), body.response_fields) for index in range(options.n)]
-        return JSONResponse(replies[0] if options.n == 1 else replies)
+        replies = [selected(final(result, index), body.response_fields) for index in range(ask.n)]
+        return JSONResponse(replies[0] if ask.n == 1 else replies)
 
     @routes.get("/props")
     async def props() -> Response:
         """Return the size of the context, and the defaults of requests."""
-        settings = generation_settings(service, Options())
+        settings = generation_settings(service, CompletionAsk([], seed=0))
         return JSONResponse(
             {
                 "default_generation_settings": {"id": 0, "n_ctx": lm.positions, "params": settings},
@@ -207,19 +204,19 @@ def router(service: Service) -> APIRouter:
 # ---- requests -------------------------------------------------------------------------------------------------------
 
 
-def fit(completer: Completer, body: InfillRequest, options: Options, limit: int) -> Fitted:
+def fit(completer: Completer, body: InfillRequest, ask: CompletionAsk, limit: int) -> Fitted:
     """Cut the context of a request so that it fits the model, with room for the gap.
 
     Args:
         completer: Tokenizes.
         body: The request.
-        options: What it asks for.
+        ask: What it asks for.
         limit: Maximum number of tokens of a request.
     """
-    gap = MAX_TOKENS if options.max_tokens is None else options.max_tokens
-    positions = min(completer.lm.positions - 1, max(4, limit - options.n * gap))
+    gap = MAX_TOKENS if ask.max_tokens is None else ask.max_tokens
+    positions = min(completer.lm.positions - 1, max(4, limit - ask.n * gap))
     room = max(2, positions - min(gap, positions // 2) - 8)  # a text that was cut can have a few tokens more
-    prefix, suffix = body.input_prefix + body.prompt, body.input_suffix
+    prefix, suffix = body.input_prefix + body.prompt, ask.suffix
     # No more of a long text is tokenized than can be used.
     ends = bool(prefix[: -CHARACTERS * room]), bool(suffix[CHARACTERS * room :])
     prefix, suffix = prefix[-CHARACTERS * room :], suffix[: CHARACTERS * room]
@@ -264,7 +261,7 @@ def indented(completion: Completion, n_indent: int) -> Completion:
 
 
 def reply(
-    service: Service, options: Options, fitted: Fitted, index: int, result: Completions, clock: Clock
+    service: Service, ask: CompletionAsk, fitted: Fitted, index: int, result: Completions, clock: Clock
 ) -> dict[str, Any]:
     """Return the reply for one of the texts of a request."""
     text = result.texts[index]
@@ -277,7 +274,7 @@ def reply(
         "model": service.name,
         "tokens_predicted": result.drawn_tokens,
         "tokens_evaluated": result.prompt_tokens,
-        "generation_settings": generation_settings(service, options),
+        "generation_settings": generation_settings(service, ask),
         "prompt": fitted.prefix,
         "has_new_line": "\n" in text.text,
         "truncated": fitted.truncated,
@@ -288,17 +285,16 @@ def reply(
     }
 
 
-def generation_settings(service: Service, options: Options) -> dict[str, Any]:
+def generation_settings(service: Service, ask: CompletionAsk) -> dict[str, Any]:
     """Return the settings of a request, in the terms of llama.cpp."""
-    sampling = options.sampling
     return {
         "n_ctx": service.lm.positions,
-        "n_predict": -1 if options.max_tokens is None else options.max_tokens,
-        "seed": sampling.seed,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k or 0,
-        "top_p": sampling.top_p,
-        "stop": list(options.stop),
+        "n_predict": -1 if ask.max_tokens is None else ask.max_tokens,
+        "seed": ask.seed,
+        "temperature": ask.temperature,
+        "top_k": ask.top_k or 0,
+        "top_p": ask.top_p,
+        "stop": list(ask.stop),
     }
 
 

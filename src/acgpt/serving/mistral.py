@@ -18,16 +18,15 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from acgpt.errors import InputError
-from acgpt.query.sampling import Sampling
 from acgpt.serving.completions import (
     Completer,
+    CompletionAsk,
     Delta,
-    Options,
     Parts,
     adapter_of,
+    asked,
     check_limits,
     joined,
-    seed_of,
     usage_of,
 )
 from acgpt.serving.errors import InvalidField
@@ -52,27 +51,22 @@ class FimRequest(Strict):
     stream: bool | None = Field(False, description="Send parts of the text as they are drawn.")
     metadata: dict[str, Any] | None = Field(None, description="Accepted and ignored.")
 
-    def options(self, service: Service) -> Options:
+    def ask(self, service: Service) -> CompletionAsk:
         """Return what is asked for.
 
         Raises:
             InvalidField: Fields contradict each other, or the model is unknown.
         """
-        least, temperature = self.min_tokens or 0, self.temperature or 0.0
-        if self.max_tokens is not None and least > self.max_tokens:
-            error = InputError(f"min_tokens is {least}, which is more than max_tokens, {self.max_tokens}.")
+        least, most = self.min_tokens or 0, self.max_tokens
+        if most is not None and least > most:
+            error = InputError(f"min_tokens is {least}, which is more than max_tokens, {most}.")
             raise InvalidField("min_tokens", error)
-        return Options(
-            suffix=self.suffix or "",
-            max_tokens=self.max_tokens,
-            min_tokens=least,
-            sampling=Sampling(
-                temperature=temperature,
-                top_p=1.0 if self.top_p is None else self.top_p,
-                seed=seed_of(self.random_seed),
-            ),
-            stop=self.stop,
-            adapter=adapter_of(service.lm, service.name, self.model),
+        return asked(
+            self,
+            prompt=[self.prompt],
+            temperature=self.temperature or 0.0,
+            seed=self.random_seed,
+            adapter=adapter_of(service, self.model),
             heal=True,
         )
 
@@ -88,13 +82,13 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/fim/completions")
     async def fim(body: FimRequest, request: Request) -> Response:
         """Fill the gap between a prompt and a suffix."""
-        options = body.options(service)
-        await service.prepare(lambda: check_limits(service, completer, [body.prompt], options))
+        ask = body.ask(service)
+        await service.prepare(lambda: check_limits(service, completer, ask))
         envelope = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": body.model or service.name}
         if body.stream:
-            items: Parts = service.stream(lambda report: completer.stream([body.prompt], options, report))
+            items: Parts = service.stream(lambda report: completer.stream(ask, report))
             return await event_stream(service, chunked(items, envelope), request, last=DONE)
-        result = joined(await service.ask_all(completer.complete([body.prompt], options), request))
+        result = joined(await service.ask_all(completer.complete(ask), request))
         (text,) = result.texts
         message = {"role": "assistant", "content": text.text, "tool_calls": None, "prefix": False}
         choices = [{"index": 0, "message": message, "finish_reason": text.finish_reason}]

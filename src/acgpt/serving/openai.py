@@ -19,18 +19,17 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from acgpt.errors import InputError
-from acgpt.query.sampling import Sampling
 from acgpt.serving.completions import (
     Completer,
     Completion,
+    CompletionAsk,
     Delta,
-    Options,
     Parts,
     adapter_of,
+    asked,
     check_limits,
     joined,
     model_names,
-    seed_of,
     usage_of,
 )
 from acgpt.serving.errors import InvalidField
@@ -77,36 +76,28 @@ class CompletionRequest(Strict):
     frequency_penalty: Neutral = Field(None, description="Not supported, except for 0.")
     logit_bias: Neutral = Field(None, description="Not supported, except if it is empty.")
 
-    def options(self, service: Service) -> Options:
+    def ask(self, service: Service) -> CompletionAsk:
         """Return what is asked for.
 
         Raises:
             InvalidField: Fields contradict each other, or the model is unknown.
         """
-        n, suffix = self.n or 1, self.suffix or ""
-        if not self.max_tokens and self.max_tokens is not None and not self.echo:
+        n = self.n or 1
+        if self.max_tokens == 0 and not self.echo:
             raise InvalidField("max_tokens", InputError("max_tokens may be 0 only with echo."))
         if self.best_of is not None and self.best_of < n:
             raise InvalidField("best_of", InputError(f"best_of is {self.best_of}, which is less than n, {n}."))
         if self.best_of is not None and self.best_of > n and self.stream:
             raise InvalidField("best_of", InputError("a stream cannot choose the best of several texts."))
-        if suffix and self.echo and self.logprobs is not None:
+        if self.suffix and self.echo and self.logprobs is not None:
             raise InvalidField("echo", InputError("log-probabilities of the prompt cannot be asked with a suffix."))
-        temperature = self.temperature if self.temperature is not None else 0.0 if suffix else 1.0
-        return Options(
-            suffix=suffix,
+        temperature = 0.0 if self.suffix else 1.0
+        return asked(
+            self,
             max_tokens=16 if self.max_tokens is None else self.max_tokens,
-            n=n,
-            best_of=self.best_of,
-            sampling=Sampling(
-                temperature=temperature,
-                top_p=1.0 if self.top_p is None else self.top_p,
-                seed=seed_of(self.seed),
-            ),
-            stop=self.stop,
+            temperature=temperature if self.temperature is None else self.temperature,
             top=self.logprobs,
-            echo=bool(self.echo),
-            adapter=adapter_of(service.lm, service.name, self.model),
+            adapter=adapter_of(service, self.model),
         )
 
 
@@ -121,8 +112,8 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Complete prompts, from left to right or up to a suffix."""
-        options, prompts = body.options(service), body.prompt
-        await service.prepare(lambda: check_limits(service, completer, prompts, options))
+        ask = body.ask(service)
+        await service.prepare(lambda: check_limits(service, completer, ask))
         envelope = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -130,15 +121,15 @@ def router(service: Service) -> APIRouter:
             "model": body.model or service.name,
         }
         echoed: list[str] = []  # the prompt of each text
-        if options.echo:
-            texts = await service.prepare(lambda: [completer.text_of(prompt) for prompt in prompts])
-            echoed = [text for text in texts for _ in range(options.n)]
+        if ask.echo:
+            texts = await service.prepare(lambda: [completer.text_of(prompt) for prompt in ask.prompt])
+            echoed = [text for text in texts for _ in range(ask.n)]
         if body.stream:
-            items: Parts = service.stream(lambda report: completer.stream(prompts, options, report))
+            items: Parts = service.stream(lambda report: completer.stream(ask, report))
             usage = body.stream_options is not None and body.stream_options.include_usage
             chunks = chunked(items, envelope, echoed, usage)
             return await event_stream(service, chunks, request, last=DONE)
-        result = joined(await service.ask_all(completer.complete(prompts, options), request))
+        result = joined(await service.ask_all(completer.complete(ask), request))
         before = echoed or [""] * len(result.texts)
         choices = [choice(index, before[index] + text.text, text) for index, text in enumerate(result.texts)]
         return JSONResponse({**envelope, "choices": choices, "usage": usage_of(result)})
@@ -146,13 +137,13 @@ def router(service: Service) -> APIRouter:
     @routes.get("/v1/models")
     async def models() -> Response:
         """List the served model and its adapters."""
-        names = model_names(service.lm, service.name)
+        names = model_names(service)
         return JSONResponse({"object": "list", "data": [model_fields(name, started) for name in names]})
 
     @routes.get("/v1/models/{model:path}")
     async def model(model: str) -> Response:
         """Describe one of them."""
-        adapter_of(service.lm, service.name, model)
+        adapter_of(service, model)
         return JSONResponse(model_fields(model, started))
 
     return routes
