@@ -166,7 +166,7 @@ def test_a_text_ends_before_a_line_that_is_indented_less(text, expected):
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_a_stream_holds_back_a_line_until_its_indentation_is_known(size):
     from acgpt.serving.completions import Completion, Completions, Delta
-    from acgpt.serving.llama_cpp import chunked
+    from acgpt.serving.llama_cpp import InfillRequest, chunked
 
     text = "a\n    b\n\n    c\n  d\n    e"
 
@@ -176,7 +176,12 @@ def test_a_stream_holds_back_a_line_until_its_indentation_is_known(size):
         yield Completions((Completion(text, (), "eos"),), 0, 0)
 
     async def read():
-        return [event async for event in chunked(items(), 4, lambda result: {"content": result.texts[0].text})]
+        return [
+            event
+            async for event in chunked(
+                items(), InfillRequest(n_indent=4), lambda result: {"content": result.texts[0].text}
+            )
+        ]
 
     *events, last = asyncio.run(read())
     assert "".join(event["content"] for event in events) == "a\n    b\n\n    c" and last["content"] == ""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import codecs
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
@@ -164,7 +164,7 @@ class Delta:
     text: str
 
 
-Parts = AsyncIterator[Delta | Completions]  # of a stream: parts of the texts, and at the end the result
+Parts = AsyncGenerator[Delta | Completions]  # of a stream: parts of the texts, and at the end the result
 
 
 class Completer:

@@ -10,19 +10,17 @@ Errors before the first event are replies with a status of their own; later ones
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from acgpt.models.executor import Search
 from acgpt.serving.errors import UNEXPECTED, error_body, kind_of
 from acgpt.serving.log import log_failure
 from acgpt.serving.service import Service
-
-Item = TypeVar("Item")
 
 
 def event(fields: Any, name: str | None = None) -> str:
@@ -33,27 +31,29 @@ def event(fields: Any, name: str | None = None) -> str:
 
 async def event_stream(
     service: Service,
-    items: AsyncIterator[Item],
+    make: Callable[[Callable[[Any], object]], Search[Any]],
     request: Request,
-    encode: Callable[[Item], Any] = lambda item: item,
+    encode: Callable[[AsyncGenerator[Any]], AsyncGenerator[Any]],
     last: str = "",
 ) -> StreamingResponse:
-    """Return a reply that sends each item as an event. If the client hangs up, the stream of items is closed.
+    """Return a reply that sends as events what a search reports. If the client hangs up, the search is cancelled.
 
     Args:
-        service: Waits for the first item.
-        items: The items.
+        service: Runs the search, and waits for the first event.
+        make: Makes the search; it is passed a function that reports an item.
         request: The request.
-        encode: Makes an object for JSON from an item.
+        encode: Makes objects for JSON from the items, one for each event.
         last: What is sent at the end, if nothing has failed.
     """
-    first = await service.wait(anext(items), request)
+    items: AsyncGenerator[Any] = service.stream(make)
+    objects = encode(items)
+    first = await service.wait(anext(objects), request)
 
     async def events() -> AsyncIterator[str]:
         try:
-            yield event(encode(first))
-            async for item in items:
-                yield event(encode(item))
+            yield event(first)
+            async for fields in objects:
+                yield event(fields)
             if last:
                 yield last
         except Exception as error:
@@ -61,7 +61,7 @@ async def event_stream(
                 log_failure(error)
             yield event(error_body(error), "error")
         finally:
-            with contextlib.suppress(AttributeError):
-                await items.aclose()  # type: ignore[attr-defined]
+            await objects.aclose()
+            await items.aclose()
 
     return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})

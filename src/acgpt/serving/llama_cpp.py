@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -174,9 +175,8 @@ def router(service: Service) -> APIRouter:
             return JSONResponse(selected(final(result), body.response_fields))
         await service.prepare(lambda: check_limits(service, completer, ask, length="n_predict"))
         if body.stream:
-            items: Parts = service.stream(lambda report: completer.stream(ask, report))
-            chunks = chunked(items, body.n_indent, final)
-            return await event_stream(service, chunks, request, lambda chunk: selected(chunk, body.response_fields))
+            chunks = partial(chunked, body=body, final=final)
+            return await event_stream(service, partial(completer.stream, ask), request, chunks)
         result = joined(await service.ask_all(completer.complete(ask), request))
         result = replace(result, texts=tuple(indented(text, body.n_indent) for text in result.texts))
         replies = [selected(final(result, index), body.response_fields) for index in range(ask.n)]
@@ -313,25 +313,28 @@ def selected(fields: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
 
 
 async def chunked(
-    items: Parts, n_indent: int, final: Callable[[Completions], dict[str, Any]]
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield the events of a stream. A line is held back until it is known to be indented enough."""
+    items: Parts, body: InfillRequest, final: Callable[[Completions], dict[str, Any]]
+) -> AsyncGenerator[dict[str, Any]]:
+    """Yield the events of a stream. A line is held back until it is known to be indented enough.
+
+    Args:
+        items: New parts of the text, and at the end the result.
+        body: The request.
+        final: Returns the fields of the last event.
+    """
     text, sent = "", 0
-    try:
-        async for item in items:
-            if isinstance(item, Delta):
-                text += item.text
-                settled = indented(Completion(text, (), ""), n_indent).text
-                tail = re.search(r"\n[ \t\n]*\Z", settled) if n_indent else None
-                if tail is not None:
-                    settled = settled[: tail.start()]
-            else:
-                item = replace(item, texts=(indented(item.texts[0], n_indent),))
-                settled = item.texts[0].text
-            if len(settled) > sent:
-                yield {"index": 0, "content": settled[sent:], "tokens": [], "stop": False}
-                sent = len(settled)
-            if isinstance(item, Completions):
-                yield {**final(item), "content": ""}
-    finally:
-        await items.aclose()  # type: ignore[attr-defined]
+    async for item in items:
+        if isinstance(item, Delta):
+            text += item.text
+            settled = indented(Completion(text, (), ""), body.n_indent).text
+            tail = re.search(r"\n[ \t\n]*\Z", settled) if body.n_indent else None
+            settled = settled if tail is None else settled[: tail.start()]
+        else:
+            item = replace(item, texts=(indented(item.texts[0], body.n_indent),))
+            settled = item.texts[0].text
+        if len(settled) > sent:
+            event = {"index": 0, "content": settled[sent:], "tokens": [], "stop": False}
+            yield selected(event, body.response_fields)
+            sent = len(settled)
+        if isinstance(item, Completions):
+            yield selected({**final(item), "content": ""}, body.response_fields)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -86,8 +87,8 @@ def router(service: Service) -> APIRouter:
         await service.prepare(lambda: check_limits(service, completer, ask))
         envelope = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": body.model or service.name}
         if body.stream:
-            items: Parts = service.stream(lambda report: completer.stream(ask, report))
-            return await event_stream(service, chunked(items, envelope), request, last=DONE)
+            chunks = partial(chunked, envelope=envelope)
+            return await event_stream(service, partial(completer.stream, ask), request, chunks, DONE)
         result = joined(await service.ask_all(completer.complete(ask), request))
         (text,) = result.texts
         message = {"role": "assistant", "content": text.text, "tool_calls": None, "prefix": False}
@@ -97,15 +98,12 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-async def chunked(items: Parts, envelope: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def chunked(items: Parts, envelope: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
     """Yield the chunks of a stream: parts of the text, then why it ended and the numbers of tokens."""
     envelope = {**envelope, "object": "chat.completion.chunk"}
-    try:
-        async for item in items:
-            if isinstance(item, Delta):
-                delta, ended, more = {"role": "assistant", "content": item.text}, None, {}
-            else:
-                delta, ended, more = {"content": ""}, item.texts[0].finish_reason, {"usage": usage_of(item)}
-            yield {**envelope, "choices": [{"index": 0, "delta": delta, "finish_reason": ended}], **more}
-    finally:
-        await items.aclose()  # type: ignore[attr-defined]
+    async for item in items:
+        if isinstance(item, Delta):
+            delta, ended, more = {"role": "assistant", "content": item.text}, None, {}
+        else:
+            delta, ended, more = {"content": ""}, item.texts[0].finish_reason, {"usage": usage_of(item)}
+        yield {**envelope, "choices": [{"index": 0, "delta": delta, "finish_reason": ended}], **more}

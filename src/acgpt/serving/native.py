@@ -138,10 +138,12 @@ def router(service: Service) -> APIRouter:
             measuring(ask, Budget(service))
             return searches.stream(ask, report)
 
-        def named(report: Callable[[Piece], object]) -> Search[Any]:
-            return naming("template", lambda: make(report))()
-
-        return await event_stream(service, service.stream(named), request, to_json)
+        return await event_stream(
+            service,
+            lambda report: naming("template", partial(make, report))(),
+            request,
+            lambda pieces: (to_json(piece) async for piece in pieces),
+        )
 
     def add(kind: type[Ask], cost: Callable[[Any, Budget], None], what: str, **more: Any) -> None:
         """Add the route of a kind of question."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -125,10 +126,9 @@ def router(service: Service) -> APIRouter:
             texts = await service.prepare(lambda: [completer.text_of(prompt) for prompt in ask.prompt])
             echoed = [text for text in texts for _ in range(ask.n)]
         if body.stream:
-            items: Parts = service.stream(lambda report: completer.stream(ask, report))
             usage = body.stream_options is not None and body.stream_options.include_usage
-            chunks = chunked(items, envelope, echoed, usage)
-            return await event_stream(service, chunks, request, last=DONE)
+            chunks = partial(chunked, envelope=envelope, echoed=echoed, usage=usage)
+            return await event_stream(service, partial(completer.stream, ask), request, chunks, DONE)
         result = joined(await service.ask_all(completer.complete(ask), request))
         before = echoed or [""] * len(result.texts)
         choices = [choice(index, before[index] + text.text, text) for index, text in enumerate(result.texts)]
@@ -166,7 +166,7 @@ def choice(index: int, text: str, completion: Completion | None) -> dict[str, An
 
 async def chunked(
     items: Parts, envelope: dict[str, Any], echoed: list[str], usage: bool
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncGenerator[dict[str, Any]]:
     """Yield the chunks of a stream.
 
     Args:
@@ -176,17 +176,14 @@ async def chunked(
         usage: Whether to send the numbers of tokens.
     """
     extra = {"usage": None} if usage else {}
-    try:
-        async for item in items:
-            for index, prompt in enumerate(echoed):
-                yield {**envelope, "choices": [choice(index, prompt, None)], **extra}
-            echoed = []
-            if isinstance(item, Delta):
-                yield {**envelope, "choices": [choice(item.index, item.text, None)], **extra}
-                continue
-            for index, text in enumerate(item.texts):
-                yield {**envelope, "choices": [choice(index, "", text)], **extra}
-            if usage:
-                yield {**envelope, "choices": [], "usage": usage_of(item)}
-    finally:
-        await items.aclose()  # type: ignore[attr-defined]
+    async for item in items:
+        for index, prompt in enumerate(echoed):
+            yield {**envelope, "choices": [choice(index, prompt, None)], **extra}
+        echoed = []
+        if isinstance(item, Delta):
+            yield {**envelope, "choices": [choice(item.index, item.text, None)], **extra}
+            continue
+        for index, text in enumerate(item.texts):
+            yield {**envelope, "choices": [choice(index, "", text)], **extra}
+        if usage:
+            yield {**envelope, "choices": [], "usage": usage_of(item)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import InvalidStateError, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -207,7 +207,7 @@ class Service:
                 if not job.future.done():
                     job.cancel()
 
-    async def stream(self, make: Callable[[Callable[[Item], object]], Search[Any]]) -> AsyncIterator[Item]:
+    async def stream(self, make: Callable[[Callable[[Item], object]], Search[Any]]) -> AsyncGenerator[Item]:
         """Yield what a search reports while it runs. If the consumer stops, the search is cancelled.
 
         Args:
