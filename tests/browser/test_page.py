@@ -284,7 +284,7 @@ def test_a_probability_of_zero_is_not_shown_as_certain(page):
 
 def test_white_space_and_controls_of_tokens_can_be_seen(page):
     visible = """async (texts) => {
-      const {visible} = await import(new URL("page/dom.js", location.href));
+      const {visible} = await import(new URL("page/parts.js", location.href));
       return texts.map((text) => visible(text, 5)); }"""
     texts = [" a b", "\r\n\n\t", "\x00\x1b", "\xa0", "\u200b\u3000", "\U000e0041", "é 🙂", "\x7f", ""]
     shown = ["␣a␣b", "⏎⏎⇥", "␀␛", "U+00A0", "U+200BU+3000", "U+E0041", "é␣🙂", "U+007F", "#5"]
@@ -293,7 +293,7 @@ def test_white_space_and_controls_of_tokens_can_be_seen(page):
 
 def test_percentages_have_two_digits_that_count(page):
     percent = """async (values) => {
-      const {percent} = await import(new URL("page/dom.js", location.href));
+      const {percent} = await import(new URL("page/parts.js", location.href));
       return values.map(percent); }"""
     values = [1, 0.594, 0.0996, 0.0994, 0.0123, 0.00996, 0.0026, 0.00096, 0.00029, 0.000001, 0]
     shown = ["100", "59", "10", "9.9", "1.2", "1.0", "0.26", "0.10", "0.029", "≈ 0", "≈ 0"]

@@ -2,7 +2,7 @@
 
 import { $, h, show } from "./dom.js";
 import { History } from "./history.js";
-import { parse } from "./template.js";
+import { parse, slots } from "./template.js";
 
 const field = $("text"),
   backdrop = $("backdrop");
@@ -37,7 +37,7 @@ export function accept(value) {
   focus();
 }
 
-/** The text before and after the selection, or the word at the caret; white space around the words is outside. */
+/** The text around the selection, or the word at the caret; white space around the words is outside. */
 export function around() {
   let from = field.selectionStart,
     to = field.selectionEnd;
@@ -49,17 +49,16 @@ export function around() {
   while (from < to && /\s/.test(value[from])) from++;
   while (to > from && /\s/.test(value[to - 1])) to--;
   const before = value.slice(0, from) + /\\*$/.exec(value.slice(0, from))[0]; // a backslash would escape the braces
-  return { before, words: value.slice(from, to), after: value.slice(to) };
+  return { before, after: value.slice(to) };
 }
 
-/** Replace these words by the slot that a function makes of them. */
-export function replaceSelection(make) {
-  const { before, words, after } = around(),
-    slot = make(words);
+/** Replace these words by a slot. */
+export function replaceSelection(slot) {
+  const { before, after } = around();
   set(before + slot + after, before.length + slot.length);
 }
 
-export const blank = () => replaceSelection(() => "{{_}}");
+export const blank = () => replaceSelection("{{_}}");
 export const undo = () => restore(history.undo());
 export const redo = () => restore(history.redo());
 
@@ -79,10 +78,9 @@ function update() {
   const value = field.value,
     marked = [];
   let offset = 0;
-  for (const part of parse(value) ?? []) {
-    if (part.source === undefined) continue;
-    marked.push(value.slice(offset, part.start), h("mark", {}, part.source));
-    offset = part.end;
+  for (const slot of slots(parse(value) ?? [])) {
+    marked.push(value.slice(offset, slot.start), h("mark", slot.source));
+    offset = slot.end;
   }
   show(backdrop, marked, value.slice(offset) + "\n");
   changed(value);

@@ -7,10 +7,10 @@
 // listed by these probabilities.
 
 import { post, stream } from "./api.js";
-import { $, bar, h, percent, probabilityOf, show } from "./dom.js";
+import { $, h, show } from "./dom.js";
 import { accept } from "./editor.js";
-import { column as section, inWords, kindsShown } from "./kinds.js";
-import { complete, escapeSlot, past, slots, write } from "./template.js";
+import { alternative, column as section, hint, inWords, kindsShown, measure, percent, probabilityOf } from "./parts.js";
+import { complete, escapeSlot, isSlot, mapSlots, past, shorten, slots, write } from "./template.js";
 
 const MOST = 5; // alternatives
 const DRAWING = { best_of: 16, temperature: 0.8, top_p: 0.95, seed: 0 }; // the candidates, of which they are the best
@@ -19,14 +19,15 @@ const CONTEXT = 90; // characters of given text that are shown beside a gap
 const LONG = 4000; // characters from which on alternatives are not scored a second time
 
 const isGap = ({ kind }) => kind === "gap" || kind === "blank"; // what is filled; other slots stay as they are
-
-let columns = {},
-  filled = {}; // the last text that was filled, and its template with the lengths of the best fill
-const longest = $("longest"),
-  verdict = $("verdict");
+const longest = $("longest");
 
 export const inputs = { longest };
 export const label = "Fill";
+export const ready = (parts) => slots(parts).some(isGap);
+export const missing = "There is no gap to fill: select words and blank them, or type {{_}}.";
+
+let columns = {}; // of the last run
+let filled = {}; // the last text that was filled, and its template with the lengths of the best fill
 
 /** Accept the n-th alternative with the future. */
 export function choose(n) {
@@ -34,40 +35,31 @@ export function choose(n) {
 }
 
 export async function run({ parts, compare, signal }) {
-  const kinds = kindsShown(compare);
-  columns = Object.fromEntries(kinds.map((kind) => [kind, column(kind, parts)]));
-  show(
-    $("fills"),
-    kinds.map((kind) => columns[kind].element),
-  );
-  show(verdict);
-  verdict.hidden = !compare;
+  columns = Object.fromEntries(kindsShown(compare).map((kind) => [kind, column(kind, parts)]));
+  const { future, past: blind } = columns;
+  show($("fills"), future.element, blind?.element);
+  show($("verdict"));
+  $("verdict").hidden = !compare;
 
-  const first = await fillOne(columns.future, { ...searched(parts), future: true }, signal);
+  const first = await fillOne(future, { ...searched(parts), future: true }, signal);
   filled = { text: write(parts), template: write(withLengths(parts, first.lengths)) };
-  const jobs = [fillMore(columns.future, parts, listed(filled.template, true), signal)];
-  if (compare) {
-    const blind = write(past(withLengths(parts, wordLengths(parts, first))));
-    jobs.push(
-      fillOne(columns.past, { template: blind, future: false }, signal).then(() =>
-        fillMore(columns.past, parts, listed(blind, false), signal),
-      ),
-    );
-  }
-  const [future, blind] = await Promise.all(jobs);
-  if (compare) {
-    list(columns.future, parts, joined("future", future, blind));
-    list(columns.past, parts, joined("past", blind, future));
-  }
+  const alternatives = fillMore(future, parts, listed(filled.template, true), signal);
+  if (!compare) return alternatives;
+  const template = write(past(withLengths(parts, wordLengths(parts, first))));
+  const fillPast = async () => {
+    await fillOne(blind, { template, future: false }, signal);
+    return fillMore(blind, parts, listed(template, false), signal);
+  };
+  const [own, others] = await Promise.all([alternatives, fillPast()]);
+  list(future, parts, joined("future", own, others));
+  list(blind, parts, joined("past", others, own));
 }
 
 /** The fills of a column, and those of the other one that have the length of its best, without repetitions. */
 function joined(kind, own, others) {
-  const known = new Set(own.map(({ words }) => words));
-  return [
-    ...own,
-    ...others.filter((entry) => entry[kind] !== undefined && entry.tokens === own[0].tokens && !known.has(entry.words)),
-  ];
+  const known = own.map(({ words }) => words);
+  const fits = (entry) => entry[kind] !== undefined && entry.tokens === own[0].tokens && !known.includes(entry.words);
+  return [...own, ...others.filter(fits)];
 }
 
 /** What is listed with the future: fills of the length that the best one had; of any length, if it is not known. */
@@ -96,8 +88,9 @@ const ofLength = (part, tokens) => ({
 
 /** The parts with gaps of these lengths; gaps side by side are filled as one, and have no lengths of their own. */
 function withLengths(parts, lengths) {
-  const rest = parts.filter(isGap).length === lengths.length ? [...lengths] : [];
-  return parts.map((part) => (isGap(part) && rest.length ? ofLength(part, Math.max(1, rest.shift())) : part));
+  const gaps = parts.filter(isGap);
+  if (gaps.length !== lengths.length) return parts;
+  return parts.map((part) => (isGap(part) ? ofLength(part, Math.max(1, lengths[gaps.indexOf(part)])) : part));
 }
 
 /**
@@ -105,8 +98,7 @@ function withLengths(parts, lengths) {
  * follows, which past only does not read.
  */
 function wordLengths(parts, { lengths, tokens, fills }) {
-  const last = slots(parts).at(-1);
-  if (!isGap(last)) return lengths;
+  if (!isGap(slots(parts).at(-1))) return lengths;
   const drawn = tokens.slice(tokens.length - lengths.at(-1)).map((token) => token.text);
   const words = drawn.findIndex((_, i) =>
     drawn
@@ -128,33 +120,26 @@ async function fillOne(target, body, signal) {
   return fill;
 }
 
-const preview = (target, { fills }) => target.gaps.forEach((gap, i) => show(gap, fills[i] ?? ""));
+const preview = ({ gaps }, { fills }) => gaps.forEach((gap, i) => show(gap, fills[i]));
 
 /** List the best fills with the probabilities that both ways of reading give them, and return them. */
 async function fillMore(target, parts, body, signal) {
-  const {
-    results: [fills],
-  } = await post("v1/fill", body, signal);
+  const [fills] = (await post("v1/fill", body, signal)).results;
   const entries = fills.map((fill) => {
-    const kept = fill.fills.map((text, i) => (isGap(slots(parts)[i]) ? text : null)),
-      words = kept.filter((text) => text !== null).join(" … ");
+    const kept = fill.fills.map((text, i) => (isGap(slots(parts)[i]) ? text : null));
+    const words = kept.filter((text) => text !== null).join(" … ");
     return { fill, kept, words, tokens: fill.tokens.length };
   });
   const queries = fills.map((fill) => scored(parts, fill.fills));
-  if (queries.includes(null) || parts.map((part) => part.text ?? "").join("").length > LONG) {
-    for (const entry of entries) entry[target.kind] = entry.fill.log_prob;
-  } else {
-    const both = target.kind === "future" ? Object.keys(columns) : ["past", "future"];
-    await Promise.all(
-      both.map(async (kind) => {
-        const { results } = await post("v1/log_prob", { query: queries, future: kind === "future" }, signal);
-        results.forEach(({ log_prob, tokens }, i) => {
-          entries[i][kind] = log_prob;
-          entries[i].tokens = tokens.length;
-        });
-      }),
+  const score = async (kind) => {
+    const { results } = await post("v1/log_prob", { query: queries, future: kind === "future" }, signal);
+    results.forEach(({ log_prob, tokens }, i) =>
+      Object.assign(entries[i], { [kind]: log_prob, tokens: tokens.length }),
     );
-  }
+  };
+  if (queries.includes(null) || parts.map((part) => part.text ?? "").join("").length > LONG)
+    for (const entry of entries) entry[target.kind] = entry.fill.log_prob;
+  else await Promise.all(Object.keys(columns).map(score));
   list(target, parts, entries);
   return entries;
 }
@@ -170,89 +155,57 @@ function list(target, parts, entries) {
     target.rows,
     shown.map((entry, i) => row(entry, i, target.kind, parts)),
   );
-  if (target.kind === "future") show(verdict, comparison(best, parts));
+  if (target.kind === "future") show($("verdict"), verdict(best, parts));
 }
 
 /** What reading the future does to the probability of the best words. */
-function comparison({ words, future, past }, parts) {
-  if (parts.findLastIndex((part) => part.source !== undefined) === parts.length - 1)
-    return "Nothing comes after the gap, so there is no future to read.";
+function verdict({ words, future, past }, parts) {
+  if (isSlot(parts.at(-1))) return "Nothing comes after the gap, so there is no future to read.";
   const [now, before] = [future, past].map(probabilityOf);
   if (past === undefined || !before) return null;
-  const times = now / before,
-    number = times < 10 ? times.toFixed(1) : Number(times.toPrecision(2)).toLocaleString("en");
-  const change = `${percent(now)} instead of ${percent(before)}`;
+  const times = now / before;
+  const number = times < 10 ? times.toFixed(1) : Number(times.toPrecision(2)).toLocaleString("en");
   return [
     `What comes after the ${slots(parts).length > 1 ? "last " : ""}gap makes `,
-    h("strong", {}, `“${words}”`),
-    times >= 1 ? ` ${number} times as probable: ${change}.` : ` less probable: ${change}.`,
+    h("strong", `“${words}”`),
+    times >= 1 ? ` ${number} times as probable: ` : " less probable: ",
+    `${percent(now)} instead of ${percent(before)}.`,
   ];
 }
 
 /** The template that asks for the probability of a fill; null if a gap is empty. */
 function scored(parts, fills) {
-  const rest = [...fills];
-  const asked = parts.map((part) => {
-    if (part.source === undefined) return part;
-    const text = rest.shift();
-    return part.kind === "unknown" ? part : { ...part, source: text && `{{${escapeSlot(text)}}}` };
-  });
+  const asked = mapSlots(parts, (slot, i) =>
+    slot.kind === "unknown" ? slot : { ...slot, source: fills[i] && `{{${escapeSlot(fills[i])}}}` },
+  );
   return asked.some((part) => part.source === "") ? null : write(asked);
 }
 
 function column(kind, parts) {
-  const gaps = slots(parts).map(() => h("mark", { class: kind }));
-  const rest = [...gaps],
-    last = parts.findLastIndex((part) => part.source !== undefined);
-  const preview = parts.map((part, i) => {
-    if (part.source !== undefined) return rest.shift();
-    let text = part.text;
-    if (i === 0 && text.length > CONTEXT) text = `… ${text.slice(-CONTEXT)}`;
-    else if (i === parts.length - 1 && text.length > CONTEXT) text = `${text.slice(0, CONTEXT)} …`;
-    else if (text.length > 2 * CONTEXT) text = `${text.slice(0, CONTEXT)} … ${text.slice(-CONTEXT)}`;
-    return kind === "past" && i > last ? h("del", { title: "not read" }, text) : text;
+  const gaps = slots(parts).map(() => h(`mark.${kind}`));
+  const read = kind === "past" ? past(parts).length : parts.length;
+  const text = mapSlots(shorten(parts, CONTEXT), (_, i) => gaps[i]).map((part, i) => {
+    if (gaps.includes(part)) return part;
+    return i < read ? part.text : h("del", { title: "not read" }, part.text);
   });
-  const rows = h("ol", { class: "alternatives", "aria-label": `Alternatives, ${inWords(kind)}` });
-  const note = kind === "past" ? "What is crossed out is not read." : "All of the text is read.";
+  const rows = h("ol.alternatives", { "aria-label": `Alternatives, ${inWords(kind)}` });
   const element = section(
     kind,
     null,
-    h("p", { class: "hint" }, note),
-    h("p", { class: "preview", "aria-live": "polite" }, preview),
-    h("p", { class: "hint waiting" }, "Other words follow …"),
+    hint(kind === "past" ? "What is crossed out is not read." : "All of the text is read."),
+    h("p.preview", { "aria-live": "polite" }, text),
+    h("p.hint.waiting", "Other words follow …"),
     rows,
   );
   return { kind, element, gaps, rows };
 }
 
 function row(entry, index, kind, parts) {
-  const { kept, words, tokens } = entry;
   const kinds = kind === "future" ? ["future", "past"] : ["past", "future"];
-  const button = h(
-    "button",
-    { type: "button", onclick: () => accept(complete(parts, kept)) },
-    words || "(nothing)",
-    h("span", { class: "hidden" }, ": accept this fill"),
-    kind === "future" ? h("kbd", { "data-key": "mod", "aria-hidden": "true" }, String(index + 1)) : null,
-  );
-  return h(
-    "li",
-    {},
-    button,
-    h("span", { class: "count" }, `${tokens} token${tokens === 1 ? "" : "s"}`),
-    kinds
-      .filter((name) => entry[name] !== undefined)
-      .map((name) => {
-        const probability = probabilityOf(entry[name]);
-        return h(
-          "span",
-          { class: "measure" },
-          bar(probability, name),
-          h("span", { class: "number" }, percent(probability), h("small", {}, ` ${inWords(name)}`)),
-        );
-      }),
-  );
+  const key = kind === "future" && h("kbd", { "data-key": "mod", "aria-hidden": "true" }, String(index + 1));
+  const count = `${entry.tokens} token${entry.tokens === 1 ? "" : "s"}`;
+  const measures = kinds
+    .filter((name) => entry[name] !== undefined)
+    .map((name) => measure(probabilityOf(entry[name]), name, inWords(name)));
+  return alternative(entry.words, () => accept(complete(parts, entry.kept)), key, count, measures);
 }
-
-export const ready = (parts) => slots(parts).some(isGap);
-export const missing = "There is no gap to fill: select words and blank them, or type {{_}}.";

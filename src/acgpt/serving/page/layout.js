@@ -2,15 +2,16 @@
 
 import { post } from "./api.js";
 import { literal } from "./copy.js";
-import { $, h, show, svg, visible } from "./dom.js";
-import { inWords, KINDS, kindsShown } from "./kinds.js";
-import { escapeSlot, slots, write } from "./template.js";
+import { $, h, show, svg } from "./dom.js";
+import { hint, inWords, KINDS, kindsShown, legend, visible } from "./parts.js";
+import { escapeSlot, mapSlots, shorten, slots, write } from "./template.js";
 
-const SIDE = 17,
-  NUMBER = 28,
-  LETTER = 7.3; // pixels
+const SIDE = 17; // pixels of a slot
+const GAP = 6; // pixels between the copies and the text
+const NUMBER = 28; // pixels of a position
+const LETTER = 7.3; // pixels
 const GUESS = 3; // tokens of a gap that has not been filled
-const CONTEXT = 120; // characters of given text beside a slot
+const CONTEXT = 120; // characters of given text beside a slot: the mask is quadratic
 const ROLES = ["copy", "BOS", "given", "asked", "unknown"];
 
 const EXPLANATION =
@@ -30,153 +31,84 @@ export function question({ parts }) {
 }
 
 /** The template of a text as it can be drawn; what had to be changed for this is added to the notes. */
-function drawable(parts, notes = []) {
-  const changed = shorten(parts, notes).map((part) => {
-    if (part.kind === "gap") {
-      const tokens = Math.max(part.least, Math.min(GUESS, Number(part.most ?? GUESS))) || 1;
-      notes.push(`A gap is drawn as a blank of ${tokens} token${tokens > 1 ? "s" : ""}.`);
-      return { ...part, source: `{{_${tokens}}}` };
+function drawable(parts, notes = new Set()) {
+  const near = shorten(parts, CONTEXT);
+  if (write(near) !== write(parts)) notes.add("Text far from the slots is left out.");
+  const changed = mapSlots(near, (slot) => {
+    if (slot.kind === "gap") {
+      const tokens = Math.max(slot.least, Math.min(GUESS, Number(slot.most ?? GUESS))) || 1;
+      notes.add(`A gap is drawn as a blank of ${tokens} token${tokens > 1 ? "s" : ""}.`);
+      return { ...slot, source: `{{_${tokens}}}` };
     }
-    if (part.kind !== "alternatives") return part;
-    notes.push("Of alternatives, the first is drawn.");
-    return { ...part, source: `{{${escapeSlot(part.alternatives.find(Boolean))}}}` };
+    if (slot.kind !== "alternatives") return slot;
+    notes.add("Of alternatives, the first is drawn.");
+    return { ...slot, source: `{{${escapeSlot(slot.alternatives.find(Boolean))}}}` };
   });
   return write(changed);
 }
 
 export async function run({ parts, compare, signal }) {
-  const notes = [];
-  const kinds = kindsShown(compare);
+  const notes = new Set();
   const template = drawable(parts, notes);
-  const layouts = await Promise.all(
-    kinds.map((kind) => post("v1/layout", { template, future: kind === "future" }, signal)),
-  );
+  const ask = (kind) => post("v1/layout", { template, future: kind === "future" }, signal);
+  const kinds = kindsShown(compare);
+  const layouts = await Promise.all(kinds.map(ask));
+  const roles = ROLES.filter((role) => role !== "unknown" || layouts.some((layout) => layout.roles.includes(role)));
   show(
     $("layout"),
-    h("p", { class: "hint" }, EXPLANATION),
+    hint(EXPLANATION),
+    legend(roles.map((role) => [`role-${role}`, role])),
+    [...notes].map(hint),
     h(
-      "ul",
-      { class: "legend", "aria-label": "Colours" },
-      ROLES.filter((role) => role !== "unknown" || layouts.some(({ roles }) => roles.includes(role))).map((role) =>
-        h("li", {}, h("span", { class: `swatch role-${role}`, "aria-hidden": "true" }), role),
-      ),
-    ),
-    [...new Set(notes)].map((note) => h("p", { class: "hint" }, note)),
-    h(
-      "div",
-      { class: "drawings" },
-      layouts.map((layout, i) =>
-        h(
-          "figure",
-          {
-            class: "drawing",
-            tabindex: "0",
-            role: "group",
-            "aria-label": `Layout, ${inWords(kinds[i])}`,
-          },
-          h(
-            "figcaption",
-            {},
-            `${KINDS[kinds[i]]}: `,
-            kinds[i] === "future" ? `${layout.copies} copies, then BOS and the text` : "BOS and the text",
-          ),
-          draw(layout),
-          described(layout),
-        ),
-      ),
+      "div.drawings",
+      kinds.map((kind, i) => figure(kind, layouts[i])),
     ),
   );
 }
 
-/** Cut given text that is far from any slot: the mask is quadratic. */
-function shorten(parts, notes) {
-  return parts.map((part, i) => {
-    if (part.source !== undefined || part.text.length <= 2 * CONTEXT) return part;
-    notes.push("Text far from the slots is left out.");
-    const head = i > 0 ? part.text.slice(0, CONTEXT) : "",
-      tail = i < parts.length - 1 ? part.text.slice(-CONTEXT) : "";
-    return { ...part, text: head && tail ? `${head} … ${tail}` : head + tail };
-  });
+function figure(kind, layout) {
+  const order = kind === "future" ? `${layout.copies} copies, then BOS and the text` : "BOS and the text";
+  const attributes = { tabindex: 0, role: "group", "aria-label": `Layout, ${inWords(kind)}` };
+  return h("figure.drawing", attributes, h("figcaption", `${KINDS[kind]}: ${order}`), draw(layout), described(layout));
 }
 
 function draw({ copies, tokens, ids, positions, roles, predicts, mask }) {
-  const gap = copies ? 6 : 0,
-    count = tokens.length;
   const names = tokens.map((token, i) => (roles[i] === "BOS" ? "BOS" : short(visible(token, ids[i]))));
-  const at = (slot) => slot * SIDE + (slot >= copies ? gap : 0);
-  const label = LETTER * Math.max(...names.map((name) => [...name].length)) + 6;
-  const left = label + NUMBER,
-    top = label + 26;
-  const widest = Math.max(
-    0,
-    ...predicts.map((target) => (target ? [...visible(target.text, target.id)].length + 2 : 0)),
-  );
-  const width = left + at(count) + 14 + LETTER * Math.min(16, widest),
-    height = top + at(count) + 4;
-  const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" });
-  for (let q = 0; q < count; q++) {
-    const y = top + at(q);
-    drawing.append(
-      svg("text", { x: label - 2, y: y + 12, "text-anchor": "end", class: `role-${roles[q]}` }, names[q]),
-      svg("text", { x: left - 5, y: y + 12, "text-anchor": "end", class: "position" }, String(positions[q])),
-      svg(
-        "text",
-        { transform: `translate(${left + at(q) + 12}, ${top - 20}) rotate(-90)`, class: `role-${roles[q]}` },
-        names[q],
-      ),
-      svg(
-        "text",
-        { x: left + at(q) + SIDE / 2 - 1, y: top - 6, "text-anchor": "middle", class: "position" },
-        String(positions[q]),
-      ),
-    );
-    for (let k = 0; k < count; k++) {
-      const read = mask[q][k] === "1";
-      drawing.append(
-        svg("rect", {
-          x: left + at(k),
-          y,
-          width: SIDE - 2,
-          height: SIDE - 2,
-          rx: 2,
-          class: read ? `reads role-${roles[k]}` : "unread",
-        }),
-      );
-    }
-    if (predicts[q]) {
-      drawing.append(
-        svg("rect", { x: left + at(q) + 0.5, y: y + 0.5, width: SIDE - 3, height: SIDE - 3, rx: 2, class: "predicts" }),
-        svg(
-          "text",
-          { x: left + at(count) + 8, y: y + 12, class: "role-asked" },
-          `→ ${short(visible(predicts[q].text, predicts[q].id))}`,
-        ),
-      );
-    }
-  }
-  return drawing;
+  const targets = predicts.map((target) => (target ? `→ ${short(visible(target.text, target.id))}` : ""));
+  const widest = (texts) => LETTER * Math.max(...texts.map((text) => [...text].length));
+  const at = (slot) => slot * SIDE + (copies && slot >= copies ? GAP : 0);
+  const label = widest(names) + 6;
+  const [left, top, end] = [label + NUMBER, label + 26, at(names.length)];
+  const [width, height] = [left + end + 14 + widest(targets), top + end + 4];
+
+  const text = (x, y, name, words, more) => svg(`text.${name}`, { x, y, ...more }, words);
+  const square = (x, y, name, inset = 0) => {
+    const side = SIDE - 2 - 2 * inset;
+    return svg(`rect.${name}`, { x: x + inset, y: y + inset, width: side, height: side, rx: 2 });
+  };
+  const rows = names.map((name, q) => {
+    const [x, y, role, position] = [left + at(q), top + at(q), `role-${roles[q]}`, String(positions[q])];
+    return [
+      text(label - 2, y + 12, role, name, { "text-anchor": "end" }),
+      text(left - 5, y + 12, "position", position, { "text-anchor": "end" }),
+      svg(`text.${role}`, { transform: `translate(${x + 12}, ${top - 20}) rotate(-90)` }, name),
+      text(x + SIDE / 2 - 1, top - 6, "position", position, { "text-anchor": "middle" }),
+      [...mask[q]].map((read, k) => square(left + at(k), y, read === "1" ? `reads.role-${roles[k]}` : "unread")),
+      targets[q] && [square(x, y, "predicts", 0.5), text(left + end + 8, y + 12, "role-asked", targets[q])],
+    ];
+  });
+  return svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" }, rows);
 }
 
 /** The drawing in words, for screen readers. */
 function described({ copies, tokens, ids, positions, roles, predicts }) {
-  return h(
-    "ol",
-    { class: "hidden" },
-    tokens.map((token, i) => {
-      const reads =
-        i < copies
-          ? "reads all copies"
-          : copies
-            ? "reads all copies, and the text up to itself"
-            : "reads the text up to itself";
-      const target = predicts[i] ? `, predicts ${visible(predicts[i].text, predicts[i].id)}` : "";
-      return h(
-        "li",
-        {},
-        `${roles[i] === "BOS" ? "BOS" : visible(token, ids[i])}, ${roles[i]}, position ${positions[i]}, ${reads}${target}`,
-      );
-    }),
-  );
+  const rows = tokens.map((token, i) => {
+    const name = roles[i] === "BOS" ? "BOS" : visible(token, ids[i]);
+    const reads = [copies && "all copies", i >= copies && "the text up to itself"].filter(Boolean).join(", and ");
+    const target = predicts[i] ? `, predicts ${visible(predicts[i].text, predicts[i].id)}` : "";
+    return h("li", `${name}, ${roles[i]}, position ${positions[i]}, reads ${reads}${target}`);
+  });
+  return h("ol.hidden", rows);
 }
 
 const short = (text) => ([...text].length > 14 ? [...text].slice(0, 13).join("") + "…" : text);

@@ -79,13 +79,13 @@ let waiting = 0; // which wait for the server is the latest
 function fail(error, task) {
   console.warn(error);
   const [first, ...rest] = error.message.split("\n");
-  const detail = rest.length ? h("pre", {}, rest.join("\n")) : null;
+  const detail = rest.length ? h("pre", rest.join("\n")) : null;
   if (error instanceof Away) {
-    show($("notice"), h("p", {}, `${first} Your text is kept, and the page asks again until the server is back.`));
+    show($("notice"), h("p", `${first} Your text is kept, and the page asks again until the server is back.`));
     awaitServer(() => run(task));
   } else {
     const again = h("button", { type: "button", onclick: () => run(task) }, "Try again");
-    show($("notice"), h("p", {}, first), detail, again);
+    show($("notice"), h("p", first), detail, again);
   }
   $("notice").hidden = false;
 }

@@ -84,26 +84,37 @@ export function write(parts) {
   return parts.map((part, i) => part.source ?? escape(part.text, Boolean(parts[i + 1]?.source))).join("");
 }
 
+export const isSlot = (part) => part.source !== undefined;
+export const slots = (parts) => parts.filter(isSlot);
+
+/** The parts with something else in place of the slots: a function gets each slot and its number. */
+export function mapSlots(parts, change) {
+  let number = 0;
+  return parts.map((part) => (isSlot(part) ? change(part, number++) : part));
+}
+
 /** Put texts in place of the slots; a slot whose text is null stays. */
 export function complete(parts, texts) {
-  const rest = [...texts],
-    joined = []; // given text in one piece: how it is escaped depends on what is around it
-  for (const part of parts) {
-    const text = part.source === undefined ? part.text : rest.shift();
-    if (text === null) joined.push(part);
-    else if (joined.length && joined.at(-1).source === undefined) joined.at(-1).text += text;
-    else joined.push({ text });
+  const joined = []; // given text in one piece: how it is escaped depends on what is around it
+  for (const part of mapSlots(parts, (slot, i) => (texts[i] === null ? slot : { text: texts[i] }))) {
+    if (joined.length && !isSlot(part) && !isSlot(joined.at(-1))) joined.at(-1).text += part.text;
+    else joined.push({ ...part });
   }
   return write(joined);
 }
 
-export const slots = (parts) => parts.filter((part) => part.source !== undefined);
-export const has = (parts, kind) => slots(parts).some((slot) => slot.kind === kind);
-
 /** The parts up to the last slot: what a model knows that reads the past only. */
-export function past(parts) {
-  const last = parts.findLastIndex((part) => part.source !== undefined);
-  return parts.slice(0, last + 1);
+export const past = (parts) => parts.slice(0, parts.findLastIndex(isSlot) + 1);
+
+/** The parts with so many characters of given text on each side of a slot. */
+export function shorten(parts, most) {
+  return parts.map((part, i) => {
+    const head = i > 0 ? most : 0;
+    const tail = i < parts.length - 1 ? most : 0;
+    if (isSlot(part) || part.text.length <= head + tail) return part;
+    const near = [part.text.slice(0, head), "…", part.text.slice(part.text.length - tail)];
+    return { ...part, text: near.filter(Boolean).join(" ") };
+  });
 }
 
 /** The text, if nothing has to be filled or chosen; else null. */
