@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -29,6 +32,13 @@ class Some(Options):
     size: int = option("", 3 << 20, python="In bytes.", shell="In MB.", flags=("--size",), form="megabytes")
 
 
+@dataclass(frozen=True)
+class More(Some):
+    pair: tuple[float, float] = option("Two numbers.", (0.0, 0.0), minimum=0, below=1)
+    count: Literal["size"] | int = option("How many.", "size", minimum=1)
+    table: Mapping[str, int] | None = option("Numbers by name.")
+
+
 def test_a_command_gets_the_options_that_the_fields_declare():
     got, app = [], typer.Typer()
 
@@ -49,6 +59,59 @@ def test_a_command_gets_the_options_that_the_fields_declare():
     assert got == [("d", Some(modes=[], by="lines", only=("1", "x-*"), size=1 << 19), False)]
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120", "NO_COLOR": "1"}).stdout
     assert "Of the texts that --limit leaves." in text and "x>=1" in text and "In MB." in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ({"limit": True}, "a whole number, at least 1"),
+        ({"limit": 2.0}, "a whole number, at least 1"),
+        ({"limit": np.float64(2)}, "a whole number, at least 1"),
+        ({"limit": np.int64(0)}, "a whole number, at least 1"),
+        ({"limit": "2"}, "a whole number, at least 1"),
+        ({"limit": np.arange(3)}, "a whole number, at least 1"),
+        ({"share": "0.5"}, "a number, from 0 to 1"),
+        ({"share": np.True_}, "a number, from 0 to 1"),
+        ({"share": math.nan}, "a number, from 0 to 1"),
+        ({"share": np.float32(2)}, "a number, from 0 to 1"),
+        ({"share": 10**400}, "a number, from 0 to 1"),
+        ({"share": None}, "a number, from 0 to 1"),
+        ({"quiet": 1}, "true or false"),
+        ({"quiet": "no"}, "true or false"),
+        ({"by": "pages"}, "one of lines, documents"),
+        ({"by": ["lines"]}, "one of lines, documents"),
+        ({"only": "x-*"}, "a list"),
+        ({"only": [3]}, "a list"),
+        ({"adapter": 3}, "text or true or false"),
+        ({"place": 3}, "text or a path"),
+        ({"pair": [0.5]}, "a list of 2 numbers, from 0 to below 1"),
+        ({"pair": [0.5, 1]}, "a list of 2 numbers, from 0 to below 1"),
+        ({"count": "all"}, "'size' or a whole number, at least 1"),
+        ({"count": 0}, "'size' or a whole number, at least 1"),
+        ({"table": [1]}, "a mapping"),
+    ],
+)
+def test_a_value_of_another_type_or_out_of_range_is_refused(wrong, right):
+    ((name, value),) = wrong.items()
+    with pytest.raises(InputError) as error:
+        More(**wrong)
+    assert str(error.value) == f"{name} must be {right}, not {value!r}."
+
+
+def test_numbers_of_numpy_become_pythons_and_lists_tuples():
+    made = More(limit=np.int32(3), share=np.float32(0.25), quiet=np.True_, only=["a"], pair=[0, np.float64(0.5)])
+    assert [made.limit, made.share, made.quiet, made.only, made.pair] == [3, 0.25, True, ("a",), (0.0, 0.5)]
+    assert {type(value) for value in (made.limit, made.share, made.quiet)} == {int, float, bool}
+    assert type(More(share=1).share) is float and More(count="size", table={"a": 1}) == More(table={"a": 1})
+    assert More(adapter=Path("a")).adapter == "a" and More(place="a").place == "a"
+
+
+def test_a_mapping_is_read_and_its_errors_have_the_key_before_the_name():
+    assert More.read({"limit": 3}, "some") == More(limit=3)
+    with pytest.raises(InputError, match=r"^some.limit must be a whole number, at least 1, not 0\.$"):
+        More.read({"limit": 0}, "some")
+    with pytest.raises(InputError, match=r"^some has no key 'limits': did you mean 'limit'"):
+        More.read({"limits": 3}, "some")
 
 
 def test_only_names_in_backticks_that_are_options_are_respelled():

@@ -38,7 +38,7 @@ from acgpt.query.template import parse
 from acgpt.query.text import encode
 from acgpt.report.from_scratch import PAPER
 from acgpt.training.batches import Batch
-from acgpt.training.recipe import key_types
+from acgpt.training.recipe import Recipe
 
 
 def answer(name, model, queries, *, bos=0, mask=1, budget=10**6):
@@ -49,7 +49,7 @@ def answer(name, model, queries, *, bos=0, mask=1, budget=10**6):
 
 def test_a_model_has_the_method_that_its_metadata_names_and_is_gpt_if_it_says_nothing():
     assert [model_method(Metadata(method=name)).name for name in METHODS] == list(METHODS)
-    assert set(METHODS) == set(get_args(key_types()["method"]))
+    assert set(METHODS) == set(get_args(Recipe.types()["method"]))
     assert method_of("ac-gpt") is model_method(Metadata(method="ac-gpt"))
     assert method_of(None).name == model_method(None).name == "gpt"
 

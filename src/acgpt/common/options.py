@@ -15,12 +15,15 @@ import inspect
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from functools import cache
 from operator import index
-from types import UnionType
-from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeVar, Union, get_args, get_origin, get_type_hints
+from os import PathLike
+from pathlib import Path, PurePath
+from types import NoneType, UnionType
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from acgpt.errors import InputError
 
@@ -28,6 +31,7 @@ Form = Literal["value", "names", "list", "pairs", "adapter", "adapters", "dtype"
 Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
 Chosen = TypeVar("Chosen", bound="Options")
+REFUSED: Any = object()  # instead of a value that an option does not accept
 NAMED = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")  # an option as Python spells it: `limit`, `limit=3`
 
 
@@ -119,41 +123,126 @@ def declared(options: type, name: str, **changes: Any) -> Any:
 
 
 class Options:
-    """Base class of dataclasses of options. It checks ranges of numbers and values of `Literal` types.
+    """Base class of dataclasses of options. It checks the types of values and the ranges of numbers.
+
+    Numbers may be NumPy's; they and whole numbers become `float` where the field is one, and lists become tuples.
+    Types without a description in `described` are not checked.
 
     Raises:
-        InputError: A value has the wrong type, or is out of range.
+        InputError: A value has the wrong type, or is out of range. The message begins with the name of the field.
     """
 
     def __post_init__(self) -> None:
-        kind: Any = type(self)
-        for name, allowed, names, whole, optional in checks_of(kind):
-            value = getattr(self, name)
-            if value is None and optional:
+        hints = self.types()
+        for item in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, item.name)
+            if value is item.default or "range" not in item.metadata:
                 continue
-            if names and value not in names:
-                raise InputError(f"{name} must be one of {', '.join(names)}, not {value!r}.")
-            if names:
-                continue
-            boolean = type(value).__name__ in ("bool", "bool_")  # NumPy's, too
-            fits = not boolean and isinstance(value, SupportsIndex if whole else SupportsFloat)
-            if not fits or (number := index(value) if whole else float(value)) not in allowed:
-                bounds = f", {allowed}" if str(allowed) else ""
-                raise InputError(f"{name} must be a {'whole ' * whole}number{bounds}, not {value!r}.")
-            if type(value) not in (int, float):  # NumPy's numbers cannot be written as JSON
-                object.__setattr__(self, name, number)
+            kind, allowed = hints[item.name], item.metadata["range"]
+            if (fitting := converted(value, kind, allowed)) is REFUSED:
+                raise InputError(f"{item.name} must be {described(kind, allowed)}, not {value!r}.")
+            if fitting is not value:
+                object.__setattr__(self, item.name, fitting)
+
+    @classmethod
+    def types(cls) -> dict[str, Any]:
+        """Return the types of the fields."""
+        return type_hints(cls)  # type: ignore[arg-type]
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any], key: str) -> Self:
+        """Make an object of the mapping under a key of a recipe or an experiment.
+
+        Raises:
+            InputError: As when the class is called, with `key.` before names of fields; or a key is unknown.
+        """
+        names = [item.name for item in fields(cls)]  # type: ignore[arg-type]
+        check_keys(content, names, key)
+        try:
+            return cls(**content)
+        except InputError as error:
+            first = re.split(r"\W", str(error), maxsplit=1)[0]
+            raise InputError(f"{key}{'.' if first in names else ': '}{error}") from error
 
 
 @cache
-def checks_of(options: type) -> list[tuple[str, Range, tuple[str, ...], bool, bool]]:
-    """Return what is checked: fields, their ranges, allowed strings, if whole, and if optional."""
-    checks, hints = [], get_type_hints(options)
-    for item in fields(options):
-        allowed, kind = item.metadata.get("range", Range()), last_type(hints[item.name])
-        if (names := choices(kind)) or (kind in (int, float) and "range" in item.metadata):
-            optional = type(None) in get_args(hints[item.name])
-            checks.append((item.name, allowed, names, kind is int, optional))
-    return checks
+def type_hints(options: type) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass, resolved."""
+    return get_type_hints(options)
+
+
+def converted(value: Any, kind: Any, allowed: Range) -> Any:
+    """Return a value as the type of a field, or `REFUSED` if it has another type or is out of range."""
+    origin, members = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        fits = (converted(value, member, allowed) for member in members)
+        return next((fit for fit in fits if fit is not REFUSED), REFUSED)
+    if origin is Literal:
+        return next((item for item in members if isinstance(value, type(item)) and value == item), REFUSED)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            return REFUSED
+        members = members[:1] * len(value) if ... in members else members
+        items = tuple(converted(item, member, allowed) for item, member in zip(value, members, strict=False))
+        return REFUSED if any(item is REFUSED for item in items) or len(value) != len(members) else items
+    if kind is bool:
+        return bool(value) if type(value).__name__ in ("bool", "bool_") else REFUSED  # NumPy's, too
+    if kind in (int, float):
+        return as_number(value, kind, allowed)
+    if kind is str:
+        return str(value) if isinstance(value, str | PurePath) else REFUSED
+    if kind is Path:
+        return value if isinstance(value, str | PathLike) else REFUSED
+    if kind is NoneType:
+        return None if value is None else REFUSED
+    return REFUSED if origin is Mapping and not isinstance(value, Mapping) else value
+
+
+def as_number(value: Any, kind: type[int | float], allowed: Range) -> Any:
+    """Return a number in its range as `int` or `float`, or `REFUSED` for other values, of which booleans are some."""
+    if type(value).__name__ in ("bool", "bool_") or isinstance(value, str | bytes):
+        return REFUSED
+    try:
+        number = index(value) if kind is int else float(value)
+    except (TypeError, ValueError, OverflowError):  # an array of several numbers, a number that is too large
+        return REFUSED
+    return number if number in allowed else REFUSED
+
+
+def described(kind: Any, allowed: Range) -> str:
+    """Return what a field accepts, for errors: "a whole number, at least 1"."""
+    origin, members = get_origin(kind), get_args(kind)
+    bounds = f", {allowed}" if str(allowed) else ""
+    if origin in (Union, UnionType):
+        return " or ".join(described(member, allowed) for member in members if member is not NoneType)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, members))}" if members[1:] else repr(members[0])
+    if origin is tuple:
+        count = "" if ... in members else f"{len(members)} "
+        return f"a list of {count}numbers{bounds}" if members[0] in (int, float) else "a list"
+    if kind in (int, float):
+        return f"a {'whole ' * (kind is int)}number{bounds}"
+    return {bool: "true or false", str: "text", Path: "a path"}.get(kind, "a mapping")
+
+
+def check_keys(keys: Iterable[str], known: Collection[str], where: str, inner: Mapping[str, str] | None = None) -> None:
+    """Refuse unknown keys.
+
+    Args:
+        keys: The keys, or a mapping.
+        known: The known keys.
+        where: Where the keys are, for errors.
+        inner: By the name of a key in a mapping under another key: both, `conditioning.r_max`.
+
+    Raises:
+        InputError: A key is unknown. The error suggests the closest known one.
+    """
+    for key in keys:
+        if key not in known:
+            near = get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(set(known)))}."
+            hint = f"use {inner[key]!r}." if inner and key in inner else hint
+            raise InputError(f"{where} has no key {key!r}: {hint}")
 
 
 def choices(hint: Any) -> tuple[str, ...]:
@@ -164,7 +253,7 @@ def choices(hint: Any) -> tuple[str, ...]:
 
 def value_types(options: type) -> dict[str, Any]:
     """Return the type of each field, without `None`; of a union the last one: `str | Path | None` is `Path`."""
-    return {name: last_type(hint) for name, hint in get_type_hints(options).items()}
+    return {name: last_type(hint) for name, hint in type_hints(options).items()}
 
 
 def last_type(hint: Any) -> Any:

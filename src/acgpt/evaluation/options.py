@@ -14,6 +14,7 @@ from acgpt.common.options import Options, declared, documented, option
 from acgpt.errors import InputError
 from acgpt.evaluation.mauve import PAPER
 from acgpt.models.options import DeviceOptions, LoadingOptions
+from acgpt.query.sampling import SamplingOptions
 
 
 @documented
@@ -113,11 +114,15 @@ class GenerationOptions(AskingOptions):
     prompt: int | None = option(
         "Number of given tokens in the unconditional mode. Default: 20.", metavar="N", minimum=0
     )
-    top_p: float | None = option(
-        "Nucleus sampling: total probability of the tokens to sample from, above 0. Default: 0.95.",
-        metavar="P",
+    top_p: float | None = declared(
+        SamplingOptions,
+        "top_p",
+        default=None,
+        help="Nucleus sampling: total probability of the tokens to sample from, above 0. Default: 0.95.",
     )
-    temperature: float | None = option("Sampling temperature; 0 is greedy. Default: 0.8.", metavar="X", minimum=0)
+    temperature: float | None = declared(
+        SamplingOptions, "temperature", default=None, help="Sampling temperature; 0 is greedy. Default: 0.8."
+    )
     seed: int = option("Seed of the samples. Default: 0.", 0, metavar="N", minimum=0, flags=("--seed", "-s"))
     set_seed: int | None = option(
         "Seed of the conditioning sets, as acgpt evaluate --seed. Default: 0.", metavar="N", minimum=0

@@ -29,21 +29,20 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 import yaml
 
-from acgpt.common.options import declared, documented, option
+from acgpt.common.options import Options, check_keys, declared, documented, option
 from acgpt.errors import InputError
 from acgpt.evaluation.generator import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
 from acgpt.evaluation.mauve import MIN_TEXTS
 from acgpt.evaluation.options import EvaluationOptions, GenerationOptions, ScoringOptions
 from acgpt.experiments.options import ExperimentOptions
 from acgpt.methods import method_of, split_option
-from acgpt.query.conditioning import Conditioning, check_keys
+from acgpt.query.conditioning import Conditioning
 from acgpt.query.modes import MODES, modes_named
-from acgpt.query.sampling import Sampling
-from acgpt.training.recipe import Loader, Recipe, check_range, checked, key_types, load_recipe, read_change, read_yaml
+from acgpt.training.recipe import Loader, Recipe, check_recipe_keys, load_recipe, read_change, read_yaml
 
 BUILT_IN = Path(__file__).parent / "builtin"
 LOGS, LOCKS = "logs", "locks"
@@ -52,7 +51,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 
 @documented
 @dataclass(frozen=True)
-class EvaluateSection:
+class EvaluateSection(Options):
     """The section `evaluate` of an experiment: `acgpt evaluate` runs once for each split and r_max.
 
     The evaluation dataset depends only on these keys and the recipe's `length` and r_max, so cells with the same r_max
@@ -84,17 +83,18 @@ class EvaluateSection:
     def __post_init__(self) -> None:
         lists = self.method_options.values() if isinstance(self.method_options, Mapping) else [None]
         if not all(isinstance(items, list | tuple) and all(isinstance(item, str) for item in items) for items in lists):
-            raise InputError("evaluate.method_options must map methods to lists of options, such as "
+            raise InputError("method_options must map methods to lists of options, such as "
                              f"{{NAME: [a=1, 'a=2,b=3']}}, not {self.method_options!r}.")  # fmt: skip
         for name, items in self.method_options.items():
             try:
                 for options in items:
                     method_of(name).configured(dict(split_option(pair) for pair in options.split(",")))
             except InputError as error:
-                raise InputError(f"evaluate.method_options, {name}: {error}") from error
-        check_values(self, "evaluate")
+                raise InputError(f"method_options, {name}: {error}") from error
+        super().__post_init__()
+        check_splits(self.splits)
         if not self.distributions:
-            raise InputError("evaluate.conditioning must be a distribution or a list of them, not [].")
+            raise InputError("conditioning must be a distribution or a list of them, not [].")
         for conditioning in self.distributions:
             if conditioning is not None:
                 Conditioning.from_dict(conditioning)
@@ -120,7 +120,7 @@ class EvaluateSection:
 
 @documented
 @dataclass(frozen=True)
-class GenerateSection:
+class GenerateSection(Options):
     """The section `generate` of an experiment: `acgpt generate` runs once for each split and r_max."""
 
     splits: tuple[str, ...] = declared(EvaluateSection, "splits")
@@ -145,14 +145,11 @@ class GenerateSection:
     compile: bool = declared(GenerationOptions, "compiled")
 
     def __post_init__(self) -> None:
-        check_values(self, "generate")
+        super().__post_init__()
+        check_splits(self.splits)
         Conditioning.from_dict(self.conditioning or {})
-        try:
-            names = tuple(mode.name for mode in modes_named(self.modes or ()))
-            object.__setattr__(self, "modes", None if len(names) == len(MODES) else names)
-            Sampling(temperature=self.temperature, top_p=self.top_p)
-        except InputError as error:
-            raise InputError(f"generate: {error}") from error
+        names = tuple(mode.name for mode in modes_named(self.modes or ()))
+        object.__setattr__(self, "modes", None if len(names) == len(MODES) else names)
 
     def name(self, split: str, r_max: float) -> str:
         """Return the name of the folder of generations: all that decides the samples, defaults left out."""
@@ -166,7 +163,7 @@ class GenerateSection:
 
 @documented
 @dataclass(frozen=True)
-class MauveSection:
+class MauveSection(Options):
     """The section `mauve` of an experiment: `acgpt mauve` runs once for each folder of generations."""
 
     split: str | None = declared(ScoringOptions, "split")
@@ -189,15 +186,15 @@ class MauveSection:
     no_mauve: bool = declared(ScoringOptions, "no_mauve")
 
     def __post_init__(self) -> None:
-        check_values(self, "mauve")
+        super().__post_init__()
         for name in ("split", "features", "judge"):
             if getattr(self, name) == "":
-                raise InputError(f"mauve.{name} is empty: set it, or leave it out.")
+                raise InputError(f"{name} is empty: set it, or leave it out.")
         if self.count is not None and not self.no_mauve and self.count < MIN_TEXTS:
-            raise InputError(f"mauve.count must be at least {MIN_TEXTS}, not {self.count}.")
+            raise InputError(f"count must be at least {MIN_TEXTS}, not {self.count}.")
         unused = [name for name in ("features", "seeds", "asked_only") if self.no_mauve and getattr(self, name)]
         if unused:
-            raise InputError(f"mauve.{unused[0]} has no effect with mauve.no_mauve: leave one of them out.")
+            raise InputError(f"{unused[0]} has no effect with mauve.no_mauve: leave one of them out.")
 
     def scorings(self) -> dict[str, list[str]]:
         """Return the arguments of each call of `acgpt mauve`, by a name that contains all of its options."""
@@ -291,12 +288,11 @@ class Experiment:
         for name in ("recipe", "output"):
             if not isinstance(value := getattr(self, name), str) or not value:
                 raise InputError(f"{name} must be text, not {value!r}.")
-        known = tuple(key.name for key in fields(Recipe))
-        check_axes(self.set, known, "set")
+        check_axes(self.set, "set")
         if not self.grids or not all(self.grids):
             raise InputError("grid has no values: add recipe keys, each with a list, such as seed: [0, 1, 2].")
         for grid in self.grids:
-            check_axes(grid, known, "grid")
+            check_axes(grid, "grid")
             for key, values in grid.items():
                 if not isinstance(values, list | tuple) or not values:
                     raise InputError(f"grid: {key} must be a list of values, such as [{values}], not {values!r}.")
@@ -490,25 +486,20 @@ def short(value: str | int) -> str:
     return plain if plain == str(value) else f"{plain}-{hashlib.sha256(str(value).encode()).hexdigest()[:8]}"
 
 
-def check_values(section: EvaluateSection | GenerateSection | MauveSection, key: str) -> None:
-    """Check the types and ranges of the values of a section, and turn lists into tuples."""
-    hints = get_type_hints(type(section))
-    for item in fields(section):
-        name = f"{key}.{item.name}"
-        value = checked(name, getattr(section, item.name), hints[item.name])
-        check_range(name, value, item.metadata["range"])
-        object.__setattr__(section, item.name, value)
+def check_splits(splits: Sequence[str]) -> None:
+    """Refuse a section without splits."""
+    if not splits:
+        raise InputError("splits must be a list such as [test], not [].")
 
 
 # ---- keys and values ------------------------------------------------------------------------------------------------
 
 
-def check_axes(keys: Any, known: tuple[str, ...], where: str) -> None:
+def check_axes(keys: Any, where: str) -> None:
     """Check that `keys` is a mapping of recipe keys.
 
     Args:
         keys: The value of `grid` or `set`.
-        known: The recipe keys.
         where: "grid" or "set", for errors.
 
     Raises:
@@ -516,8 +507,8 @@ def check_axes(keys: Any, known: tuple[str, ...], where: str) -> None:
     """
     if not isinstance(keys, Mapping):
         raise InputError(f"{where} must be a mapping of recipe keys, not {keys!r}.")
+    check_recipe_keys([str(key).partition(".")[0] for key in keys], where)
     for key in keys:
-        check_keys({str(key).partition(".")[0]: None}, known, where)
         if key == "output":
             raise InputError(f"{where} cannot set output: every cell gets a subfolder of the experiment's output.")
 
@@ -531,7 +522,7 @@ def label(key: str, value: Any) -> str:
 
 def written(key: str, value: Any) -> str:
     """Return `key=value` as `acgpt train` reads it."""
-    if isinstance(value, str) and (key_types().get(key) is str or as_yaml(value) == value):
+    if isinstance(value, str) and (Recipe.types().get(key) is str or as_yaml(value) == value):
         return f"{key}={value}"
     return f"{key}={json.dumps(value)}"
 
@@ -603,8 +594,7 @@ def make(content: Mapping[str, Any], source: str, changes: Sequence[str] = ()) -
                 if not isinstance(content[key], Mapping):
                     example = "{split: test}" if section is MauveSection else "{splits: [test]}"
                     raise InputError(f"{key} must be a mapping such as {example}, not {content[key]!r}.")
-                check_keys(content[key], tuple(field.name for field in fields(section)), key)
-                content[key] = section(**content[key])
+                content[key] = section.read(content[key], key)
         return Experiment(**content)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error

@@ -180,8 +180,6 @@ class Router:
 
     def _choose(self, queries: Sequence[Query], future: bool | None, adapter: Choice) -> list[Route]:
         """Return the route of each query."""
-        if not (future is None or isinstance(future, bool)):
-            raise InputError(f"future must be True, False or None, not {future!r}.")
         if self.chooses_per_query(adapter):
             return [route(query, self.adapters, self.by_name[BARE], future) for query in queries]
         used = self.reads_future(adapter) if future is None else future

@@ -35,17 +35,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
+from itertools import chain
 from operator import index
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from acgpt.common.options import Options, check_keys, documented, option
 from acgpt.errors import InputError
 from acgpt.query.passages import Passage, draw_passages
 
-Count = int | Literal["size"]
+Count = Literal["size"] | int
 Placement = Literal["gaps", "stretches"]
 
 ALONE = 0.5  # how often the other gaps of a passage are given, where the length of one is asked
@@ -97,40 +98,31 @@ def first_draws(seed: int, epoch: int, count: int) -> np.ndarray:
     return np.stack([(bits >> np.uint64(11)) * 2.0**-53 for bits in block[:2]], axis=1)
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a value is an int or a float, but not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def floor(x: float) -> int:
     """Return ⌊x⌋ of a share times a length, without rounding errors: 0.29 × 100 is 29."""
     return math.floor(x + 1e-9)
 
 
-def check_share(name: str, low: float, high: float) -> None:
-    """Raise an `InputError` unless 0 ≤ low ≤ high ≤ 1."""
-    if not is_number(low) or not is_number(high) or not 0 <= low <= high <= 1:
-        raise InputError(
-            f"{name}_min and {name}_max must be numbers with 0 ≤ {name}_min ≤ {name}_max ≤ 1, not {low!r} and {high!r}."
-        )
-
-
 @dataclass(frozen=True)
-class Sets:
-    """Base of all parts; `unknown` is the share of the asked tokens that is made unknown."""
+class Sets(Options):
+    """Base of all parts."""
 
-    unknown: float = field(default=0.0, kw_only=True)
+    kind: ClassVar[str]
+
+    _: KW_ONLY
+    unknown: float = option("Share of the asked tokens that is made unknown.", 0.0, minimum=0, below=1)
 
     @property
     def exact(self) -> bool:
         """Whether exactly |x_c| tokens are given, never fewer."""
         return True
 
-    def __post_init__(self) -> None:
-        if not is_number(self.unknown) or not 0 <= self.unknown < 1:
-            raise InputError(
-                f"unknown is the share of asked tokens made unknown, from 0 to below 1, not {self.unknown!r}."
-            )
+    def ordered(self, least: str, most: str) -> None:
+        """Refuse a lower bound above the upper one. "size" is the largest number of blocks."""
+        bounds = getattr(self, least), getattr(self, most)
+        low, high = (math.inf if bound == "size" else bound for bound in bounds)
+        if low > high:
+            raise InputError(f"{least} must be at most {most}, not {bounds[0]!r} and {bounds[1]!r}.")
 
     def hidden(self, asked: np.ndarray) -> np.ndarray:
         """Return how many of the asked tokens are made unknown, for arrays of counts; at least one stays asked."""
@@ -142,12 +134,12 @@ class Sets:
 class Sized(Sets):
     """Base of the sets whose size |x_c| is uniform between two shares of the text (step 1 of the paper's procedure)."""
 
-    r_min: float = 0.0
-    r_max: float = 0.6
+    r_min: float = option("Smallest share of the text that is given.", 0.0, minimum=0, maximum=1)
+    r_max: float = option("Largest share of the text that is given.", 0.6, minimum=0, maximum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share("r", self.r_min, self.r_max)
+        self.ordered("r_min", "r_max")
 
     def range(self, length: int) -> tuple[int, int]:
         """Return the smallest and the largest |x_c|; at most all tokens but one."""
@@ -155,36 +147,24 @@ class Sized(Sets):
         return min(-floor(-self.r_min * length), high), high
 
 
+@documented
 @dataclass(frozen=True)
 class Blocks(Sized):
-    """|x_c| tokens in B contiguous blocks: the paper's training distribution.
+    """|x_c| tokens in B contiguous blocks: the paper's training distribution."""
 
-    Args:
-        r_min: Smallest share of the text that is given.
-        r_max: Largest share of the text that is given.
-        b_min: Smallest number of blocks, or "size" for |x_c|.
-        b_max: Largest number of blocks, or "size" for |x_c|.
-        placement: "gaps": all arrangements of the blocks are equally likely. "stretches": the blocks are placed one
-            after the other, and |x_c| is an upper bound (see above).
-        unknown: Share of the asked tokens that is made unknown.
-    """
+    kind = "blocks"
 
-    kind: ClassVar[str] = "blocks"
-
-    b_min: Count = 1
-    b_max: Count = "size"
-    placement: Placement = "gaps"
+    b_min: Count = option('Smallest number of blocks, or "size" for |x_c|.', 1, minimum=1)
+    b_max: Count = option('Largest number of blocks, or "size" for |x_c|.', "size", minimum=1)
+    placement: Placement = option(
+        '"gaps": all arrangements of the blocks are equally likely. "stretches": the blocks are placed one after the '
+        "other, and |x_c| is an upper bound (see above).",
+        "gaps",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in (("b_min", self.b_min), ("b_max", self.b_max)):
-            if value != "size" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise InputError(f"{name} must be a whole number from 1, or 'size' for |x_c|, not {value!r}.")
-        least, most = (math.inf if bound == "size" else bound for bound in (self.b_min, self.b_max))
-        if least > most:
-            raise InputError(f"b_min must be at most b_max, not {self.b_min!r} and {self.b_max!r}.")
-        if self.placement not in get_args(Placement):
-            raise InputError(f"placement must be one of {', '.join(get_args(Placement))}, not {self.placement!r}.")
+        self.ordered("b_min", "b_max")
 
     @property
     def exact(self) -> bool:
@@ -232,26 +212,19 @@ def place_in_stretches(length: int, sizes: np.ndarray, rng: np.random.Generator)
     return steps[:-1].cumsum().astype(bool)
 
 
+@documented
 @dataclass(frozen=True)
 class Infilling(Sized):
-    """|x_c| tokens at the two ends of the text; the middle is asked.
+    """|x_c| tokens at the two ends of the text; the middle is asked."""
 
-    Args:
-        r_min: Smallest share of the text that is given.
-        r_max: Largest share of the text that is given.
-        f_min: Smallest share of the given tokens at the left end.
-        f_max: Largest share of the given tokens at the left end.
-        unknown: Share of the asked tokens that is made unknown.
-    """
+    kind = "infilling"
 
-    kind: ClassVar[str] = "infilling"
-
-    f_min: float = 0.2
-    f_max: float = 0.8
+    f_min: float = option("Smallest share of the given tokens at the left end.", 0.2, minimum=0, maximum=1)
+    f_max: float = option("Largest share of the given tokens at the left end.", 0.8, minimum=0, maximum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share("f", self.f_min, self.f_max)
+        self.ordered("f_min", "f_max")
 
     def place(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
         """Return (length,) booleans with `size` given tokens."""
@@ -262,11 +235,12 @@ class Infilling(Sized):
         return given
 
 
+@documented
 @dataclass(frozen=True)
 class Empty(Sets):
-    """Nothing is given; `unknown` is the share of the asked tokens that is made unknown."""
+    """Nothing is given."""
 
-    kind: ClassVar[str] = "empty"
+    kind = "empty"
 
     def range(self, length: int) -> tuple[int, int]:
         """Return the smallest and the largest |x_c|: 0."""
@@ -277,35 +251,23 @@ class Empty(Sets):
         return np.zeros(length, dtype=bool)
 
 
+@documented
 @dataclass(frozen=True)
 class Gaps(Sized):
-    """All tokens but those of gaps in passages of the text (see `passages`).
+    """All tokens but those of gaps in passages of the text (see `passages`)."""
 
-    Args:
-        r_min: Smallest share of the text that is given.
-        r_max: Largest share of the text that is given.
-        passages: Number of passages that a text is cut into; each is read by itself.
-        lengths: Share of the passages in which the length of a gap is asked, instead of the text of all gaps.
-        length_weight: Weight of a length in the training loss, where that of a token is 1.
-        unknown: Share of the asked tokens that is made unknown.
-    """
+    kind = "gaps"
 
-    kind: ClassVar[str] = "gaps"
-
-    passages: int = 1
-    lengths: float = 0.0
-    length_weight: float = 10.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.passages, int) or isinstance(self.passages, bool) or self.passages < 1:
-            raise InputError(f"passages must be a whole number from 1, not {self.passages!r}.")
-        if not is_number(self.lengths) or not 0 <= self.lengths <= 1:
-            raise InputError(
-                f"lengths is the share of passages asked for the length of a gap, from 0 to 1, not {self.lengths!r}."
-            )
-        if not is_number(self.length_weight) or not 0 < self.length_weight < math.inf:
-            raise InputError(f"length_weight must be a positive number, not {self.length_weight!r}.")
+    passages: int = option("Number of passages that a text is cut into; each is read by itself.", 1, minimum=1)
+    lengths: float = option(
+        "Share of the passages in which the length of a gap is asked, instead of the text of all gaps.",
+        0.0,
+        minimum=0,
+        maximum=1,
+    )
+    length_weight: float = option(
+        "Weight of a length in the training loss, where that of a token is 1.", 10.0, above=0, below=math.inf
+    )
 
     def place(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
         """Return (length,) booleans with `size` given tokens, for a text whose words are not known."""
@@ -373,7 +335,31 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Conditioning:
+class Shares(Options):
+    """Shares of the texts that are not asked in blocks."""
+
+    infilling: float = option("Share of the texts that are drawn from `Infilling`.", 0.0, minimum=0, maximum=1)
+    empty: float = option("Share of the texts that are drawn from `Empty`.", 0.0, minimum=0, maximum=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.infilling + self.empty > 1:
+            raise InputError(
+                "infilling and empty are shares of the texts, and may be at most 1 together, not "
+                f"{self.infilling} and {self.empty}."
+            )
+
+
+@dataclass(frozen=True)
+class Entry(Options):
+    """What a part of a mixture is, besides its parameters."""
+
+    kind: Literal["blocks", "infilling", "empty", "gaps"] = option("Kind of the part.", "blocks")
+    weight: float = option("Weight of the part.", 1.0, minimum=0, below=math.inf)
+
+
+@dataclass(frozen=True)
+class Conditioning(Options):
     """A distribution of conditioning sets: parts and their weights.
 
     >>> Conditioning.from_dict({"r_max": 0.6, "empty": 0.3}).weights        # autoregressive mixing with 0.3
@@ -381,13 +367,14 @@ class Conditioning:
     """
 
     parts: tuple[Part, ...] = (Blocks(),)
-    weights: tuple[float, ...] = (1.0,)
+    weights: tuple[float, ...] = option("Weight of each part.", (1.0,), minimum=0, below=math.inf)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.parts or len(self.parts) != len(self.weights):
             raise InputError("a conditioning distribution needs one or more parts, each with a weight.")
-        if any(not is_number(weight) or weight < 0 for weight in self.weights) or not 0 < sum(self.weights) < math.inf:
-            raise InputError(f"the weights of a mixture must be at least 0 and not all 0, not {list(self.weights)}.")
+        if not any(self.weights):
+            raise InputError("the weights of a mixture must not all be 0.")
 
     @property
     def has_unknown(self) -> bool:
@@ -507,43 +494,26 @@ class Conditioning:
             if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
                 raise InputError(f"conditioning.parts must be a list of mappings, not {entries!r}.")
             common = {name: content[name] for name in ("unknown",) if name in content}
-            parts = tuple(
+            mixture = [
                 part_from_dict({**common, **entry}, f"conditioning.parts[{i}]") for i, entry in enumerate(entries)
-            )
-            return cls(parts, tuple(entry.get("weight", 1.0) for entry in entries))
-        names = {kind: [field.name for field in fields(KINDS[kind])] for kind in ("blocks", "infilling", "empty")}
-        check_keys(content, (*names["blocks"], *names["infilling"], "infilling", "empty"), "conditioning")
-        weights = {kind: content.get(kind, 0.0) for kind in ("infilling", "empty")}
-        if any(not is_number(share) or not 0 <= share <= 1 for share in weights.values()) or sum(weights.values()) > 1:
-            raise InputError(f"infilling and empty are shares of the texts, at most 1 together, not {weights}.")
-        weights = {"blocks": round(1 - sum(weights.values()), 12), **weights}
-        # Create all parts, so that a wrong value is an error even in a part with weight 0.
-        parts_by_kind = {
-            kind: KINDS[kind](**{name: content[name] for name in names[kind] if name in content}) for kind in weights
-        }
-        used = [kind for kind in weights if weights[kind] > 0]
-        return cls(tuple(parts_by_kind[kind] for kind in used), tuple(float(weights[kind]) for kind in used))
+            ]
+            return cls(tuple(part for part, _ in mixture), tuple(weight for _, weight in mixture))
+        kinds: Any = Shares, Blocks, Infilling, Empty
+        names = {kind: [item.name for item in fields(kind)] for kind in kinds}
+        check_keys(content, list(chain(*names.values())), "conditioning")
+        shares, *all_parts = [  # all parts, so that a wrong value is an error even in a part with weight 0
+            kind.read({name: content[name] for name in names[kind] if name in content}, "conditioning")
+            for kind in kinds
+        ]
+        weights = (round(1 - shares.infilling - shares.empty, 12), shares.infilling, shares.empty)
+        used = [number for number, weight in enumerate(weights) if weight > 0]
+        return cls(tuple(all_parts[number] for number in used), tuple(weights[number] for number in used))
 
 
-def part_from_dict(entry: Mapping[str, Any], where: str) -> Part:
-    """Return one part of a mixture, `{kind: blocks, weight: 1, r_max: 0.6, …}`; `where` is for errors."""
-    kind = entry.get("kind", "blocks")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise InputError(f"{where}: kind is one of {', '.join(KINDS)}, not {kind!r}.")
-    names = [field.name for field in fields(KINDS[kind])]
-    check_keys(entry, ("kind", "weight", *names), f"{where} of kind {kind}")
-    try:
-        return KINDS[kind](**{name: entry[name] for name in names if name in entry})
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error
-
-
-def check_keys(content: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    """Raise an `InputError` for an unknown key, with the closest known one."""
-    for key in content:
-        if key not in known:
-            near = get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(set(known)))}."
-            if "conditioning" in known and key in {field.name for kind in KINDS.values() for field in fields(kind)}:
-                hint = f"use 'conditioning.{key}'."
-            raise InputError(f"{where} has no key {key!r}: {hint}")
+def part_from_dict(content: Mapping[str, Any], key: str) -> tuple[Part, float]:
+    """Return one part of a mixture, `{kind: blocks, weight: 1, r_max: 0.6, …}`, and its weight; `key` is for errors."""
+    own = [item.name for item in fields(Entry)]
+    entry = Entry.read({name: content[name] for name in own if name in content}, key)
+    kind = KINDS[entry.kind]
+    check_keys(content, [*own, *(item.name for item in fields(kind))], f"{key} of kind {entry.kind}")
+    return kind.read({name: content[name] for name in content if name not in own}, key), entry.weight

@@ -7,70 +7,59 @@ wrong type and keys that contradict each other raise an error before anything is
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
-from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import yaml
 
-from acgpt.common.options import Range, documented, option
+from acgpt.common.options import Options, check_keys, documented, option
 from acgpt.errors import InputError
 from acgpt.methods import METHODS
-from acgpt.query.conditioning import Conditioning, check_keys
+from acgpt.query.conditioning import KINDS, Conditioning
 
 BUILT_IN = Path(__file__).parent / "recipes"
 
 
+@documented
 @dataclass(frozen=True)
-class Shape:
-    """The size of a network.
+class Shape(Options):
+    """The size of a network."""
 
-    Args:
-        layers: Number of transformer blocks.
-        width: Width of the hidden states.
-        heads: Number of attention heads; `width / heads` must be an even whole number.
-    """
-
-    layers: int = 6
-    width: int = 768
-    heads: int = 12
+    layers: int = option("Number of transformer blocks.", 6, minimum=1)
+    width: int = option("Width of the hidden states.", 768, minimum=1)
+    heads: int = option("Number of attention heads; width / heads must be an even whole number.", 12, minimum=1)
 
     def __post_init__(self) -> None:
-        if min(self.layers, self.width, self.heads) < 1 or self.width % self.heads or self.width // self.heads % 2:
-            raise InputError(
-                f"the model size is invalid: layers={self.layers}, width={self.width}, heads={self.heads}. All must be "
-                "at least 1, and width / heads an even whole number."
-            )
+        super().__post_init__()
+        if self.width % self.heads or self.width // self.heads % 2:
+            raise InputError(f"width / heads must be an even whole number, not {self.width} / {self.heads}.")
 
 
+@documented
 @dataclass(frozen=True)
-class Lora:
-    """A LoRA adapter.
+class Lora(Options):
+    """A LoRA adapter."""
 
-    Args:
-        rank: Rank of the added matrices.
-        alpha: The added matrices are scaled by alpha / rank. Default: twice the rank.
-        dropout: Dropout rate of their input.
-        targets: Names of the modules to adapt. Default: every linear layer of the blocks.
-        start: Folder of an adapter of the same rank, alpha and targets to start from; "default" is that of the embedded
-            model. Default: a new adapter.
-    """
-
-    rank: int = 8
-    alpha: float | None = None
-    dropout: float = 0.0
-    targets: Sequence[str] | None = None
-    start: str | None = None
+    rank: int = option("Rank of the added matrices.", 8, minimum=1)
+    alpha: float | None = option(
+        "The added matrices are scaled by alpha / rank. Default: twice the rank.", above=0, below=math.inf
+    )
+    dropout: float = option("Dropout rate of their input.", 0.0, minimum=0, below=1)
+    targets: Sequence[str] | None = option("Names of the modules to adapt. Default: every linear layer of the blocks.")
+    start: str | None = option(
+        'Folder of an adapter of the same rank, alpha and targets to start from; "default" is that of the embedded '
+        "model. Default: a new adapter."
+    )
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or not 0 <= self.dropout < 1 or (self.alpha is not None and not self.alpha > 0):
-            raise InputError("lora: rank must be at least 1, dropout from 0 to below 1, and alpha above 0.")
-        if isinstance(self.targets, str) or not all(isinstance(target, str) for target in self.targets or ()):
-            raise InputError(f"lora.targets must be a list of module names, not {self.targets!r}.")
+        super().__post_init__()
+        names = self.targets if isinstance(self.targets, list | tuple) else [None]
+        if self.targets is not None and not all(isinstance(name, str) for name in names):
+            raise InputError(f"targets must be a list of module names, not {self.targets!r}.")
         if self.alpha is None:
             object.__setattr__(self, "alpha", 2.0 * self.rank)
 
@@ -86,12 +75,12 @@ SHAPES = {
 
 @documented
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Options):
     """The settings of a training run."""
 
     corpus: str = option("Folder of the corpus, written by `acgpt prepare`.", "")
     output: str = option("Folder of the run. It must not exist yet, unless the run is resumed.", "")
-    # The methods declare the allowed values of the next three keys: see `key_types`.
+    # The methods declare the allowed values of the next three keys: see `types`.
     method: str = option(
         'Training method: "ac-gpt", "gpt" (its causal twin: the same texts in the same order, nothing given, every '
         "token asked), or another method that `acgpt methods` lists.",
@@ -171,13 +160,11 @@ class Recipe:
         'Final learning rate, as a share of the peak. Not with the schedule "constant"; default 0.1.',
         minimum=0,
         maximum=1,
-        words="a share, from 0 to 1",
     )
     cooldown: float | None = option(
         'Share of the steps after warmup that the schedule "linear" takes to decay. Only with "linear"; default 1.',
         above=0,
         maximum=1,
-        words="a share, above 0 and at most 1",
     )
     precision: Literal["auto", "bf16", "fp32"] = option(
         '"bf16" (mixed precision: weights, optimizer and loss stay in fp32), "fp32", or "auto": bf16 on CUDA, else '
@@ -221,8 +208,7 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
-        for name, kind in key_types().items():
-            object.__setattr__(self, name, checked(name, getattr(self, name), kind))
+        super().__post_init__()
         if (self.steps is None) == (self.epochs is None):
             raise InputError("the length of training must be set once: set either steps or epochs.")
         for name, (owner, defaults) in BELONGS.items():
@@ -234,8 +220,6 @@ class Recipe:
                     f"{name} is only for {owner}={' or '.join(choices)}, not for {owner}={value}: leave it out "
                     f"({name}=null)."
                 )
-        for name, allowed in RANGES.items():
-            check_range(name, getattr(self, name), allowed)
         if self.parallel == "fsdp" and self.optimizer == "muon":
             raise InputError(MUON_AND_FSDP)
         if self.parallel == "fsdp" and self.compile is True:
@@ -264,9 +248,7 @@ class Recipe:
     def shape(self) -> Shape:
         """Size of a new network."""
         if isinstance(self.model, Mapping):
-            check_keys(self.model, tuple(f.name for f in fields(Shape)), "model")
-            hints = get_type_hints(Shape)
-            return Shape(**{name: checked(f"model.{name}", value, hints[name]) for name, value in self.model.items()})
+            return Shape.read(self.model, "model")
         if self.model not in SHAPES:
             raise InputError(
                 f"model must be one of {', '.join(SHAPES)}, or a mapping of layers, width and heads, not "
@@ -277,36 +259,26 @@ class Recipe:
     @property
     def adapter(self) -> Lora | None:
         """The LoRA adapter to train, if any."""
-        if self.lora is None:
-            return None
-        check_keys(self.lora, tuple(f.name for f in fields(Lora)), "lora")
-        hints = get_type_hints(Lora)
-        return Lora(**{name: checked(f"lora.{name}", value, hints[name]) for name, value in self.lora.items()})
+        return None if self.lora is None else Lora.read(self.lora, "lora")
 
     @property
     def distribution(self) -> Conditioning:
         """The distribution of conditioning sets."""
         return Conditioning.from_dict(self.conditioning)
 
+    @classmethod
+    def types(cls) -> dict[str, Any]:
+        """Return the types of the keys; for `method` and the keys that methods declare, their allowed values."""
+        options = {name: method.training_options for name, method in METHODS.items()}
+        types = super().types() | {"method": one_of(options)}
+        for key in {key for declared in options.values() for key in declared} & set(types):
+            values = one_of(dict.fromkeys(value for declared in options.values() for value in declared.get(key, ())))
+            types[key] = values if types[key] is str else values | None
+        return types
+
     def as_dict(self) -> dict[str, Any]:
         """Return the keys and values, for JSON and YAML."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
-
-@cache
-def type_hints() -> dict[str, Any]:
-    """Return the declared types of the recipe keys."""
-    return get_type_hints(Recipe)
-
-
-def key_types() -> dict[str, Any]:
-    """Return the types of the recipe keys; for `method` and the keys that methods declare, their allowed values."""
-    options = {name: method.training_options for name, method in METHODS.items()}
-    types = type_hints() | {"method": one_of(options)}
-    for key in {key for declared in options.values() for key in declared} & set(types):
-        values = one_of(dict.fromkeys(value for declared in options.values() for value in declared.get(key, ())))
-        types[key] = values if types[key] is str else values | None
-    return types
 
 
 def one_of(values: Iterable[str]) -> Any:
@@ -327,80 +299,10 @@ BELONGS: dict[str, tuple[str, Callable[[], Mapping[str, float | str]]]] = {
     "final_lr": ("schedule", lambda: {"cosine": 0.1, "linear": 0.1}),
     "cooldown": ("schedule", lambda: {"linear": 1.0}),
 }
-RANGES: dict[str, Range] = {
-    key.name: key.metadata["range"] for key in fields(Recipe) if key.metadata["range"] != Range()
-}
 MUON_AND_FSDP = (
     "Muon does not work with FSDP, because it needs whole matrices: use optimizer=adamw (and muon_lr=null), or "
     "parallel=ddp."
 )
-
-
-def checked(name: str, value: Any, annotation: Any) -> Any:
-    """Return a value if it has the annotated type; convert whole numbers to floats and lists to tuples.
-
-    Args:
-        name: Key, for errors.
-        value: The value.
-        annotation: The type.
-
-    Raises:
-        InputError: The value has another type.
-    """
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        for member in args:
-            try:
-                return checked(name, value, member)
-            except InputError:
-                continue
-    elif origin is Literal:
-        if value in args and isinstance(value, type(args[0])):
-            return value
-    elif origin is tuple:
-        kinds = args[:1] * len(value) if isinstance(value, list | tuple) and args[1:] == (...,) else args
-        if isinstance(value, list | tuple) and value and len(value) == len(kinds):
-            return tuple(checked(name, item, kind) for item, kind in zip(value, kinds, strict=True))
-    elif annotation is NoneType:
-        if value is None:
-            return None
-    elif annotation is float:
-        number = as_number(value)
-        if number is not None:
-            return float(number)
-    elif isinstance(value, origin or annotation) and not (annotation is int and isinstance(value, bool)):
-        return value
-    raise InputError(f"{name} must be {type_name(annotation)}, not {value!r}.")
-
-
-def check_range(name: str, value: Any, allowed: Range) -> None:
-    """Raise an error if a number, or one of a tuple, is out of range. `None`, and values without a range, are not."""
-    numbers = value if isinstance(value, tuple) else (value,)
-    if value is not None and allowed != Range() and not all(number in allowed for number in numbers):
-        raise InputError(f"{name} must be {allowed}, not {list(value) if isinstance(value, tuple) else value}.")
-
-
-def as_number(value: Any) -> float | None:
-    """Return a number, or `None` for other values. YAML reads 5e-4 as text, so text is converted."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return float(value) if isinstance(value, int | float | str) else None
-    except ValueError:
-        return None
-
-
-def type_name(annotation: Any) -> str:
-    """Return the name of a type for error messages."""
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        return " or ".join(type_name(member) for member in args)
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, args)) if len(args) > 1 else repr(args[0])
-    if origin is tuple:
-        return "a list" if ... in args else f"a list of {len(args)} numbers"
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "null"}
-    return names.get(annotation, "a mapping")
 
 
 def built_in(folder: Path = BUILT_IN) -> dict[str, str]:
@@ -461,7 +363,7 @@ def with_changes(content: dict[str, Any], changes: Sequence[str] | Mapping[str, 
     """Make a recipe from its keys and values with the changes of `load_recipe`; `source` is its name for errors."""
     pairs = list(changes.items()) if isinstance(changes, Mapping) else list(map(read_change, changes))
     for key, value in pairs:
-        set_key(content, key, str(value) if isinstance(value, Path) else value)
+        set_key(content, key, value)
     changed = [key for key, _ in pairs]
     for key, other in (("steps", "epochs"), ("epochs", "steps")):
         if key in changed and other not in changed:
@@ -478,7 +380,7 @@ def with_changes(content: dict[str, Any], changes: Sequence[str] | Mapping[str, 
 
 
 class Loader(yaml.SafeLoader):
-    """A safe YAML loader that rejects duplicate keys."""
+    """A safe YAML loader that rejects duplicate keys, and reads 5e-4 as a number, as YAML 1.2 does."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """Construct a mapping and check that its keys differ."""
@@ -490,9 +392,19 @@ class Loader(yaml.SafeLoader):
         return mapping
 
 
+FLOAT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
+Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+0123456789"))
+
+
+def check_recipe_keys(keys: Iterable[str], where: str) -> None:
+    """Refuse keys that recipes do not have, see `check_keys`."""
+    inner = {item.name: f"conditioning.{item.name}" for kind in KINDS.values() for item in fields(kind)}
+    check_keys(keys, [key.name for key in fields(Recipe)], where, inner)
+
+
 def make(content: Mapping[str, Any], source: str) -> Recipe:
     """Make a recipe from its keys and values; `source` is its name for errors."""
-    check_keys(content, tuple(key.name for key in fields(Recipe)), source)
+    check_recipe_keys(content, source)
     try:
         return Recipe(**content)
     except InputError as error:
@@ -506,7 +418,7 @@ def read_change(change: str) -> tuple[str, Any]:
     if not equals or not key:
         raise InputError(f"{change!r} is not a change: write key=value, as in steps=1000 or conditioning.r_max=0.4.")
     try:
-        is_path = type_hints().get(key) is str and key not in ("method", "loss")
+        is_path = Recipe.types().get(key) is str
         return key, text if is_path else yaml.load(text, Loader)  # a path need not be valid YAML
     except yaml.YAMLError as error:
         raise InputError(f"{change!r}: the value is not valid YAML: {error}") from error
