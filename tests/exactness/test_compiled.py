@@ -109,7 +109,7 @@ def test_generations_whose_steps_go_through_the_kernel_say_so(name, said, monkey
     tokens = np.random.default_rng(0).integers(3, 300, 3 * 24)
     asked = EvaluationDataset.build(tokens, tokenizer_hash=tokenizer_hash(tiny_tokenizer()), length=24)
     assert "decoding" not in Generator(model_of(name), asked).config("infilling", True)
-    monkeypatch.setattr("acgpt.engine.engine.can_decode_ragged", lambda model: True)
+    monkeypatch.setattr("acgpt.engine.passes.can_decode_ragged", lambda model: True)
     assert Generator(model_of(name), asked).config("infilling", True).get("decoding") == said
 
 

@@ -388,7 +388,7 @@ class TestOnCuda:
     @pytest.mark.parametrize("width", [1, 4])
     @pytest.mark.parametrize("architecture", METHODS)
     def test_samples_agree_with_one_pass_and_with_the_network(self, architecture, width, passes, monkeypatch):
-        monkeypatch.setattr("acgpt.engine.engine.choose_width", lambda *_: width)
+        monkeypatch.setattr("acgpt.engine.decoding.choose_width", lambda *_: width)
         model, method = network(architecture, dtype=torch.float16).cuda(), METHODS[architecture]()
         check_model(model)
         queries = [random_query(seed, length, share=0.5) for seed, length in enumerate((200, 5, 31, 1, 120))]

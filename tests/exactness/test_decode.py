@@ -26,7 +26,8 @@ from models import (
 from scipy import stats
 from tolerance import EXACT
 
-import acgpt.engine.engine
+import acgpt.engine.decoding
+import acgpt.engine.passes
 import acgpt.engine.steps
 from acgpt.engine.attention import Dense, Recorder, run
 from acgpt.engine.decode import Rows, noise, prefill_tokens
@@ -109,7 +110,7 @@ def test_the_width_of_a_step_changes_nothing(width, monkeypatch):
     reference, ours = twins("llama")
     queries = ragged()
     usual = sample(ours, queries, 2)
-    monkeypatch.setattr(acgpt.engine.engine, "choose_width", lambda *_: width)
+    monkeypatch.setattr(acgpt.engine.decoding, "choose_width", lambda *_: width)
     drawn = sample(ours, queries, 2)
     assert same_tokens(drawn, usual)
     check_scores(reference, queries, drawn, True, **EXACT)
@@ -154,8 +155,8 @@ def test_a_kernel_that_reads_a_row_as_far_as_it_reaches_changes_nothing(architec
                 out[r, w] = (weights * values).sum(1)
         return out
 
-    monkeypatch.setattr(acgpt.engine.engine, "can_decode_ragged", lambda model: True)
-    monkeypatch.setattr(acgpt.engine.engine, "choose_width", lambda *_: width)
+    monkeypatch.setattr(acgpt.engine.passes, "can_decode_ragged", lambda model: True)
+    monkeypatch.setattr(acgpt.engine.decoding, "choose_width", lambda *_: width)
     monkeypatch.setattr(acgpt.engine.kernels.decode, "attention", row_by_row)
     drawn = sample(ours, queries, 2)
     assert same_tokens(drawn, usual)
@@ -444,7 +445,7 @@ def test_of_a_prefill_only_what_it_runs_counts_towards_the_budget(spied, future,
 
 def test_wide_steps_are_one_less_than_the_most_asked_tokens(spied, monkeypatch):
     model, calls = spied
-    monkeypatch.setattr(acgpt.engine.engine, "choose_width", lambda *_: 64)
+    monkeypatch.setattr(acgpt.engine.decoding, "choose_width", lambda *_: 64)
     queries = ragged()
     sample(model, queries, 2)
     assert kinds(calls) == {"prefill": 1, "step": max(len(query.asked_positions) for query in queries) - 1}
@@ -452,7 +453,7 @@ def test_wide_steps_are_one_less_than_the_most_asked_tokens(spied, monkeypatch):
 
 def test_rows_that_are_done_cost_nothing_more(spied, monkeypatch):
     model, calls = spied
-    monkeypatch.setattr(acgpt.engine.engine, "choose_width", lambda *_: 64)
+    monkeypatch.setattr(acgpt.engine.decoding, "choose_width", lambda *_: 64)
     sample(model, [Query([None] * n, [False] * n) for n in (2, 6, 4)])
     assert [ids.shape[0] for kind, ids, _ in calls if kind == "step"] == [3, 2, 2, 1, 1]
 
@@ -466,7 +467,7 @@ def test_one_blank_takes_no_step_at_all(spied):
 @pytest.mark.parametrize(("width", "steps"), [(1, 11), (4, 3), (8, 2), (16, 1)])
 def test_runs_of_given_tokens_are_forced_in_chunks(spied, monkeypatch, width, steps):
     model, calls = spied
-    monkeypatch.setattr(acgpt.engine.engine, "choose_width", lambda *_: width)
+    monkeypatch.setattr(acgpt.engine.decoding, "choose_width", lambda *_: width)
     query = Query([None, *range(20, 30), None], [False, *[True] * 10, False])
     (tokens, _), = sample(model, [query])[0]  # fmt: skip
     assert kinds(calls) == {"prefill": 1, "step": steps}
@@ -591,7 +592,7 @@ def test_samples_beyond_one_batch_share_the_prefill_too(monkeypatch):
         prefills.extend(arg for arg in args if isinstance(arg, Recorder))
         return run(*args, **how)
 
-    monkeypatch.setattr(acgpt.engine.engine, "run", spy)
+    monkeypatch.setattr(acgpt.engine.passes, "run", spy)
     with torch.inference_mode():
         sampler.sample([random_query(0, 12), random_query(1, 9)], 11, Sampling(seed=0), True)
     assert len(prefills) == 2  # one a query, though the samples of each are drawn in several batches

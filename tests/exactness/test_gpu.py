@@ -9,7 +9,7 @@ import toys
 from joining import join_and_leave
 from models import ARCHITECTURES, random_query, tiny_model
 
-from acgpt.engine import engine as engines
+from acgpt.engine import passes as engines
 from acgpt.engine.architecture import check_model
 from acgpt.engine.attention import BACKENDS, Fused, run
 from acgpt.engine.decode import draw
@@ -130,7 +130,7 @@ def test_a_draw_is_the_one_of_a_cpu(how):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("width", [1, 4, 128])
 def test_decoding_in_half_precision_agrees_with_a_single_pass(architecture, width, monkeypatch):
-    monkeypatch.setattr("acgpt.engine.engine.choose_width", lambda *_: width)
+    monkeypatch.setattr("acgpt.engine.decoding.choose_width", lambda *_: width)
     model = tiny_model(architecture, scale=0.1, width=128, positions=256).cuda().half()
     check_model(model)
     sampler = Engine(model, bos=0, mask=1, backend="varlen", budget=500)
@@ -287,7 +287,7 @@ def test_nan_is_reported_from_hidden_states():
 
 @pytest.mark.parametrize("width", [32, 128], ids=["mask", "kernel"])
 def test_captured_steps_serve_every_seed_and_fewer_rows(width, monkeypatch):
-    monkeypatch.setattr("acgpt.engine.engine.choose_width", lambda *_: 2)
+    monkeypatch.setattr("acgpt.engine.decoding.choose_width", lambda *_: 2)
     model = tiny_model("llama", width=width).cuda().half()
     check_model(model)
     sampler = Engine(model, bos=0, mask=1, backend="varlen", budget=500)

@@ -8,10 +8,11 @@ from models import ARCHITECTURES, random_query, tiny_model, twins
 from torch import nn
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
-from acgpt.engine import engine as engines
+from acgpt.engine import passes as engines
 from acgpt.engine.architecture import check_model
-from acgpt.engine.engine import Engine, one_ahead
+from acgpt.engine.engine import Engine
 from acgpt.engine.head import fast_head, has_plain_head
+from acgpt.engine.passes import one_ahead
 from acgpt.errors import ModelError, QueryError
 from acgpt.query.query import Query
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -173,27 +172,6 @@ def truncated(p: Tensor, key: Tensor, sampling: Sampling) -> tuple[Tensor, Tenso
     return mass, mass.gather(1, count - 1), order
 
 
-@dataclass(frozen=True)
-class Allowed:
-    """The tokens that each of some rows may draw next. Many rows may draw the same ones.
-
-    Args:
-        masks: (n, V) whether each token may be drawn.
-        of_row: (rows,) index of each row's mask.
-    """
-
-    masks: np.ndarray
-    of_row: np.ndarray
-
-    def upload(self, device: torch.device) -> Tensor:
-        """Return (rows, V) whether each row may draw each token, on a device."""
-        return upload(self.masks, device)[upload(self.of_row, device)]
-
-    def take(self, rows: Sequence[int]) -> Allowed:
-        """Return those of some rows."""
-        return Allowed(self.masks, self.of_row[list(rows)])
-
-
 class Rows(Cache):
     """The key-value cache of a batch of rows: a step writes at `slots` and reads the first `capacity` slots."""
 
@@ -296,9 +274,7 @@ class Decoder:
         self.text = zeros(rows, columns + 1)  # one spare column, likewise
         self.log_probs = zeros(rows, columns + 1, dtype=wide)
         self.noise = zeros(rows, columns + 1, dtype=wide)
-        # For constrained rows: the tokens that each may draw next, and the log-probabilities with which it drew.
-        self.allowed: Tensor | None = None
-        self.drawn_with = zeros(rows, columns + 1, dtype=wide)
+        self.allowed: Tensor | None = None  # (rows, V) for constrained rows: the tokens that each may draw next
         # For `Decoding`: the newest token of each row, its log-probability, and that with which it was drawn.
         self.newest = zeros(3, rows, dtype=wide) if tracked else None
         self.position_ids = zeros(rows, columns + 2)  # position of each column, for texts in another order
@@ -320,7 +296,6 @@ class Decoder:
         *,
         bos: int,
         mask: int | None,
-        samplings: Sequence[Sampling],
         orders: Sequence[np.ndarray] | None = None,
     ) -> None:
         """Write the text, noise, steps and number of copies of new rows into the buffers.
@@ -330,13 +305,13 @@ class Decoder:
             steps: The rows and their steps.
             bos: Id of the BOS token.
             mask: Id of the MASK token; needed only if there are unknown tokens.
-            samplings: For each row, options with the seed and the number of the first sample.
             orders: Positions of each query's tokens, by number of the query; see `layout.build`.
         """
         rows, (count, _, width) = steps.rows, steps.reads.shape
         new = slice(first, first + len(rows))
         text, uniform = np.zeros((len(rows), self.size[2]), dtype=np.int64), np.zeros((len(rows), self.size[2]))
-        for r, (row, sampling) in enumerate(zip(rows, samplings, strict=True)):
+        for r, row in enumerate(rows):
+            sampling = row.sampling
             text[r, 0] = bos if row.query.start is None else row.query.start
             text[r, 1 : len(row.query) + 1] = body_tokens(row.query, mask)
             uniform[r, : len(row.query) + 1] = noise(row.query, sampling.first + row.sample, sampling.seed)
@@ -356,7 +331,7 @@ class Decoder:
 
     def buffers(self) -> list[Tensor]:
         """Return all buffers whose first dimension is the rows, without the cache."""
-        buffers = [self.text, self.log_probs, self.drawn_with, self.noise, self.position_ids, self.copies]
+        buffers = [self.text, self.log_probs, self.noise, self.position_ids, self.copies]
         return [*buffers, self.reads, self.draws, self.clock, self.ends]
 
     def leave(self, free: Sequence[int], moved: Sequence[int], rows: int, before: int) -> None:
@@ -389,8 +364,6 @@ class Decoder:
         """Write each row's drawn token to its column; column -1 is the spare one."""
         self.text[rows, columns] = tokens
         self.log_probs[rows, columns] = log_probs.to(self.log_probs.dtype)
-        if drawn_with is not None:
-            self.drawn_with[rows, columns] = drawn_with.to(self.drawn_with.dtype)
         self.track(rows, tokens, log_probs, drawn_with)
 
     def track(self, rows: Tensor | slice, *drawn: Tensor | None) -> None:
@@ -400,12 +373,11 @@ class Decoder:
                 if numbers is not None:
                     newest[rows] = numbers.to(newest.dtype)
 
-    def allow(self, rows: Sequence[int], allowed: Allowed) -> None:
-        """Set the tokens that some rows may draw next."""
+    def allow(self, rows: Sequence[int], allowed: Tensor) -> None:
+        """Set the tokens that some rows may draw next, (n, V)."""
         if self.allowed is None:
-            vocabulary = allowed.masks.shape[1]
-            self.allowed = torch.ones(self.size[0], vocabulary, dtype=torch.bool, device=self.text.device)
-        self.allowed[upload(np.array(rows), self.text.device)] = allowed.upload(self.text.device)
+            self.allowed = torch.ones(self.size[0], allowed.shape[1], dtype=torch.bool, device=allowed.device)
+        self.allowed[upload(np.array(rows), allowed.device)] = allowed
 
     def step(
         self,

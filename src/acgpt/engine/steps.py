@@ -17,13 +17,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
 from acgpt.query.query import Query
+from acgpt.query.sampling import Sampling
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+Token = tuple[int, int, float]  # position, token id and log-probability of a drawn token
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,16 @@ STEP_COST = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """A sample to draw: a query, its number in the call, and the number of the sample."""
+class Guide(Protocol):
+    """Decides which tokens a row may draw; it is told every token that the row has drawn."""
 
-    query: Query
-    number: int
-    sample: int
+    def allowed(self) -> np.ndarray:
+        """Return (V,) whether each token may be drawn next; at least one may."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """Note that a token has been drawn."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,61 @@ class Schedule:
 
     reads: np.ndarray  # (steps, W) positions, right-aligned; -1 for nothing
     draws: np.ndarray  # (steps,) position; -1 while a run of given tokens is still being read
+
+
+@dataclass(eq=False)
+class Row:
+    """One sample that is drawn.
+
+    Args:
+        query: The query.
+        number: Number of the query in the call.
+        sample: Number of the sample; the noise depends on it.
+        sampling: Temperature, truncation and seed.
+        guide: Constrains the tokens; `None` if all are allowed.
+
+    Attributes:
+        schedule: Positions read and drawn at each step after the first draw; set by `steps_of`, as is `copies`.
+        copies: Number of copies before the text.
+        drawn: Tokens drawn so far, from left to right. This and the following are for rows of `Decoding.step`.
+        drawn_with: With a guide, the log-probabilities with which the tokens were drawn: among the allowed tokens, with
+            temperature and truncation. 0 for greedy decoding.
+        step: Number of steps taken.
+        failed: The model's logits for this row were not numbers; it draws no more tokens.
+    """
+
+    query: Query
+    number: int
+    sample: int
+    sampling: Sampling = field(default_factory=Sampling)
+    guide: Guide | None = None
+    schedule: Schedule = field(init=False)
+    copies: int = field(init=False)
+    drawn: list[Token] = field(init=False, default_factory=list)
+    drawn_with: list[float] = field(init=False, default_factory=list)
+    step: int = field(init=False, default=0)
+    failed: bool = field(init=False, default=False)
+
+    @property
+    def done(self) -> bool:
+        """Whether all asked tokens have been drawn, or the row has failed."""
+        return self.failed or len(self.drawn) == len(self.query.asked_at)
+
+    @cached_property
+    def kind(self) -> Sampling:
+        """`sampling` without seed and number: the noise covers these. Rows of one kind are drawn together."""
+        return replace(self.sampling, seed=0, first=0)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive steps of one shape."""
+
+    steps: int
+    rows: int  # to advance, the first ones
+    capacity: int  # slots of the cache that are read
+    draws: int  # tokens drawn, over all rows
+    left: int  # rows that are active afterwards, rounded up by `few_shapes`
 
 
 @dataclass(frozen=True)
@@ -77,7 +140,29 @@ class Steps:
     @property
     def slots(self) -> int:
         """Number of slots of the longest row: copies, BOS, and the text that is read."""
-        return max(int(copies + row.query.asked_at[-1]) for copies, row in zip(self.copies, self.rows, strict=True))
+        return max(row.copies + int(row.query.asked_at[-1]) for row in self.rows)
+
+    def stages(self, grain: int, capacity: int | None, few: bool) -> list[Stage]:
+        """Return the steps in groups of one shape; one group without steps if there are none.
+
+        Args:
+            grain: The cache is read in multiples of this many slots.
+            capacity: Slots of the cache that each step reads. Default: as many as are in use.
+            few: Advance numbers of rows that are given by `few_shapes`, finished rows among them.
+        """
+        used = (self.reads.max(-1, initial=-1) + self.copies).max(-1, initial=0) + 1
+        capacities = -(-used // grain) * grain if capacity is None else np.full(len(used), capacity)
+        left = few_shapes(self.working)
+        rows = left if few else self.working
+        changes = np.flatnonzero(np.diff(rows) | np.diff(capacities)) + 1
+        stages = []
+        for group in np.split(np.arange(len(rows)), changes):
+            if not len(group):
+                return [Stage(0, 0, 0, 0, 0)]
+            first, after = group[0], group[-1] + 1
+            draws, rest = (self.draws[group] >= 0).sum(), left[after] if after < len(left) else 0
+            stages.append(Stage(len(group), int(rows[first]), int(capacities[first]), int(draws), int(rest)))
+        return stages
 
 
 def schedule(query: Query, width: int) -> Schedule:
@@ -107,17 +192,18 @@ def choose_width(rows: Sequence[Row], cost: StepCost) -> int:
 
 
 def steps_of(rows: Sequence[Row], width: int, future: bool) -> Steps:
-    """Return the steps of a batch at this width; `future` as in `layout.build`."""
+    """Give each row of a batch its schedule at this width, and return them together; `future` as in `layout.build`."""
     schedules = {number: schedule(query, width) for number, query in {row.number: row.query for row in rows}.items()}
-    rows = sorted(rows, key=lambda row: -len(schedules[row.number].draws))
-    lengths = np.array([len(schedules[row.number].draws) for row in rows])
+    for row in rows:
+        row.schedule, row.copies = schedules[row.number], len(row.query.given_at) if future else 0
+    rows = sorted(rows, key=lambda row: -len(row.schedule.draws))
+    lengths = np.array([len(row.schedule.draws) for row in rows])
     steps = int(lengths[0])
     reads, draws = np.full((steps, len(rows), width), -1), np.full((steps, len(rows)), -1)
     for r, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        reads[:length, r], draws[:length, r] = schedules[row.number].reads, schedules[row.number].draws
+        reads[:length, r], draws[:length, r] = row.schedule.reads, row.schedule.draws
     working = (lengths > np.arange(steps)[:, None]).sum(1)
-    copies = np.array([len(row.query.given_at) if future else 0 for row in rows])
-    return Steps(rows, reads, draws, working, copies)
+    return Steps(rows, reads, draws, working, np.array([row.copies for row in rows]))
 
 
 def few_shapes(working: np.ndarray) -> np.ndarray:

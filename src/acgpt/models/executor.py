@@ -21,12 +21,12 @@ import torch
 
 from acgpt.common.options import ignore
 from acgpt.engine.decode import Drawn
-from acgpt.engine.decoding import ActiveRow, Guide
 from acgpt.engine.engine import Engine
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.locks import turn
 from acgpt.engine.modules import evaluating, unchanged
 from acgpt.engine.peft import Switch
+from acgpt.engine.steps import Guide, Row
 from acgpt.errors import ModelError
 from acgpt.models.adapters import BARE
 from acgpt.models.router import Route, Router, by_route, lookup
@@ -51,9 +51,9 @@ class Rows:
     """
 
     sampling: Sampling
-    stopped: Callable[[ActiveRow], bool]
+    stopped: Callable[[Row], bool]
     notice: Callable[[int], object] = ignore
-    progress: Callable[[ActiveRow], object] = ignore
+    progress: Callable[[Row], object] = ignore
     queries: list[Query] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     routes: list[Route] = field(default_factory=list)
@@ -260,13 +260,13 @@ class Executor:
             results.update(zip(chosen, np.split(answers, ends[:-1]), strict=True))
         return results
 
-    def draw(self, requests: Sequence[Rows]) -> Generator[None, None, list[ActiveRow]]:
+    def draw(self, requests: Sequence[Rows]) -> Generator[None, None, list[Row]]:
         """Draw the rows of requests, in batches with the same route and sampling options; yield after each step."""
         everything = [(request, i) for request in requests for i in range(len(request.queries))]
         groups: dict[tuple[Route, Sampling], list[int]] = {}
         for number, (request, i) in enumerate(everything):
             groups.setdefault((request.routes[i], request.sampling), []).append(number)
-        results: dict[int, ActiveRow] = {}
+        results: dict[int, Row] = {}
         for (route, sampling), numbers in groups.items():
             numbers.sort(key=lambda number: len(everything[number][0].queries[everything[number][1]].asked_at))
             for start in range(0, len(numbers), self.engine.most_rows):

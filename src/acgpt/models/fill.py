@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from transformers import PreTrainedTokenizerBase
 
 from acgpt.common.options import ignore
-from acgpt.engine.decoding import ActiveRow
+from acgpt.engine.steps import Row
 from acgpt.errors import InputError, TemplateError, too_long
 from acgpt.models.ask import MAX_TOKENS, FillAsk
 from acgpt.models.executor import Executor, Rows, Scores, Search
@@ -241,7 +241,7 @@ class Filler(ABC):
         constraints: Sequence[Constraint],
         jobs: Sequence[tuple[tuple[int, ...], int]],
         greedy: bool,
-        progress: Callable[[ActiveRow], object] = ignore,
+        progress: Callable[[Row], object] = ignore,
     ) -> Search[list[Candidate]]:
         """Draw candidates.
 
@@ -275,7 +275,7 @@ class Filler(ABC):
             for lengths, _ in jobs
         ]
 
-    def stopped(self, row: ActiveRow) -> bool:
+    def stopped(self, row: Row) -> bool:
         """Return whether a row has drawn the end of its text; or, in a gap that ends the text, a stop string.
 
         Such a gap may also end when the time is over, once there is some text in it.
@@ -297,7 +297,7 @@ class Filler(ABC):
                 return False
         return bool(late and text) or any(stop in text for stop in self.stops)
 
-    def candidate(self, lengths: tuple[int, ...], row: ActiveRow, route: Route) -> Candidate:
+    def candidate(self, lengths: tuple[int, ...], row: Row, route: Route) -> Candidate:
         """Return the candidate that a row has drawn. If it ended early, its query is cut."""
         query, guide = row.query, row.guide
         assert isinstance(guide, RegionGuide)
@@ -431,7 +431,7 @@ class Filler(ABC):
         lengths = yield from self.choose_lengths()
         shown = [""] * len(self.slots)
 
-        def progress(row: ActiveRow) -> None:
+        def progress(row: Row) -> None:
             encoded, finished = gapped.encoded(lengths), row.done or self.stopped(row)
             spans = [encoded.slots[region.slots[0]] for region in gapped.regions]
             for slot, text in self.progress(row, spans, encoded.slots, finished=finished):
@@ -444,7 +444,7 @@ class Filler(ABC):
         return drawn[0]
 
     def progress(
-        self, row: ActiveRow, spans: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]], finished: bool
+        self, row: Row, spans: Sequence[tuple[int, int]], slots: Sequence[tuple[int, int]], finished: bool
     ) -> Iterator[tuple[int, str]]:
         """Yield each slot with as much of its text as is settled."""
         ends = set(self.ends())

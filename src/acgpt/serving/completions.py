@@ -28,8 +28,8 @@ from pydantic import BaseModel
 
 from acgpt.common.options import Range, declared, ignore, option
 from acgpt.engine.decode import GREEDY
-from acgpt.engine.decoding import ActiveRow
 from acgpt.engine.score import TopScore
+from acgpt.engine.steps import Row
 from acgpt.errors import ModelError, QueryError, too_long
 from acgpt.models.adapters import BARE
 from acgpt.models.ask import (
@@ -220,7 +220,7 @@ class Completer:
             deadline = math.inf if ask.seconds is None else time.monotonic() + ask.seconds
             index_of: dict[int, int] = {}  # number of the text of each writer
 
-            def progress(row: ActiveRow) -> None:
+            def progress(row: Row) -> None:
                 writer = row.guide
                 assert isinstance(writer, Writer)
                 if time.monotonic() > deadline and not writer.ended_by:
@@ -228,7 +228,7 @@ class Completer:
                 if text := writer.news(row.done):
                     report(Delta(index_of[id(writer)], text))
 
-            def stopped(row: ActiveRow) -> bool:
+            def stopped(row: Row) -> bool:
                 assert isinstance(row.guide, Writer)
                 return bool(row.guide.ended_by)
 
@@ -514,7 +514,7 @@ def joined(results: Sequence[Completions]) -> Completions:
     )
 
 
-def completion_of(row: ActiveRow) -> Completion:
+def completion_of(row: Row) -> Completion:
     """Return the text that a row has drawn."""
     writer = row.guide
     assert isinstance(writer, Writer)
@@ -522,7 +522,7 @@ def completion_of(row: ActiveRow) -> Completion:
     return Completion(writer.text, ids, writer.ended_by or "limit", writer.word)
 
 
-def mean_log_prob(row: ActiveRow) -> float:
+def mean_log_prob(row: Row) -> float:
     """Return the mean log-probability of the tokens that a row has drawn."""
     return math.fsum(log_prob for *_, log_prob in row.drawn) / max(1, len(row.drawn))
 

@@ -7,7 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from acgpt.engine.decoding import ActiveRow, Decoding, Guide
+from acgpt.engine.decoding import Decoding
+from acgpt.engine.steps import Guide, Row
 from acgpt.models.executor import LengthRequest, Request, Rows, Samples, Search
 from acgpt.models.router import Route
 from acgpt.query.query import Query
@@ -71,7 +72,7 @@ class PendingRow:
     route: Route
     request: Rows | Samples
     guide: Guide | None = None
-    row: ActiveRow | None = None  # once it is decoded
+    row: Row | None = None  # once it is decoded
 
     @property
     def slots(self) -> int:

@@ -33,9 +33,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from acgpt.engine.decoding import ActiveRow
 from acgpt.engine.modules import Watch, blocks_of
 from acgpt.engine.prefixes import Prefixes
+from acgpt.engine.steps import Row
 from acgpt.errors import QueryError
 from acgpt.models.executor import Executor, LengthRequest, Request, Rows, Samples, Scores, Search, Top
 from acgpt.models.router import Route, by_route
@@ -420,7 +420,7 @@ class Scheduler:
             pool.rows[id(row)] = pending
         self._drawn(route, rows)
 
-    def _prefill(self, route: Route, rows: Sequence[PendingRow]) -> list[ActiveRow]:
+    def _prefill(self, route: Route, rows: Sequence[PendingRow]) -> list[Row]:
         """Add rows to the decoding of their route, and return them in this order."""
         with self.executor.inference(route) as engine:
             pool = self.pools.get(route)
