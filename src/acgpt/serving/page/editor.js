@@ -4,10 +4,9 @@ import { $, h, show } from "./dom.js";
 import { History } from "./history.js";
 import { parse, slots } from "./template.js";
 
-const field = $("text"),
-  backdrop = $("backdrop");
-let history = new History(""),
-  changed = () => {};
+const field = $("text");
+let history = new History("");
+let changed = () => {};
 
 export const text = () => field.value;
 export const selection = () => field.value.slice(field.selectionStart, field.selectionEnd);
@@ -39,17 +38,16 @@ export function accept(value) {
 
 /** The text around the selection, or the word at the caret; white space around the words is outside. */
 export function around() {
-  let from = field.selectionStart,
-    to = field.selectionEnd;
   const value = field.value;
+  let { selectionStart: from, selectionEnd: to } = field;
   if (from === to) {
-    while (from > 0 && /[\p{L}\p{N}]/u.test(value[from - 1])) from--;
-    while (to < value.length && /[\p{L}\p{N}]/u.test(value[to])) to++;
+    from = value.slice(0, from).search(/[\p{L}\p{N}]*$/u);
+    to += /^[\p{L}\p{N}]*/u.exec(value.slice(to))[0].length;
   }
-  while (from < to && /\s/.test(value[from])) from++;
-  while (to > from && /\s/.test(value[to - 1])) to--;
-  const before = value.slice(0, from) + /\\*$/.exec(value.slice(0, from))[0]; // a backslash would escape the braces
-  return { before, after: value.slice(to) };
+  const words = value.slice(from, to);
+  const before = value.slice(0, from + words.search(/\S|$/));
+  const after = value.slice(before.length + words.trim().length);
+  return { before: before + /\\*$/.exec(before)[0], after }; // a backslash would escape the braces
 }
 
 /** Replace these words by a slot. */
@@ -59,10 +57,11 @@ export function replaceSelection(slot) {
 }
 
 export const blank = () => replaceSelection("{{_}}");
-export const undo = () => restore(history.undo());
-export const redo = () => restore(history.redo());
+export const undo = () => move(-1);
+export const redo = () => move(1);
 
-function restore(value) {
+function move(step) {
+  const value = history.move(step);
   if (value !== null) write(value, Math.min(field.selectionEnd, value.length));
 }
 
@@ -73,15 +72,15 @@ function write(value, caret) {
 }
 
 function update() {
-  $("undo").disabled = !history.past.length;
-  $("redo").disabled = !history.future.length;
-  const value = field.value,
-    marked = [];
+  $("undo").disabled = !history.can(-1);
+  $("redo").disabled = !history.can(1);
+  const value = field.value;
+  const marked = [];
   let offset = 0;
   for (const slot of slots(parse(value) ?? [])) {
     marked.push(value.slice(offset, slot.start), h("mark", slot.source));
     offset = slot.end;
   }
-  show(backdrop, marked, value.slice(offset) + "\n");
+  show($("backdrop"), marked, value.slice(offset) + "\n");
   changed(value);
 }

@@ -3,35 +3,30 @@
 const PAUSE = 1000; // milliseconds
 
 export class History {
+  #typed = 0; // when the last step was typed
+
   constructor(text) {
-    this.past = [];
-    this.now = text;
-    this.future = [];
-    this.typed = 0;
+    this.steps = [text];
+    this.at = 0;
   }
 
   /** Note a new text; `typing` joins it to the step before, if that was typed just now. */
   add(text, typing = false) {
-    if (text === this.now) return;
+    if (text === this.steps[this.at]) return;
     const time = Date.now();
-    if (!typing || time - this.typed > PAUSE) this.past.push(this.now);
-    this.typed = typing ? time : 0;
-    this.now = text;
-    this.future = [];
+    if (!typing || time - this.#typed > PAUSE) this.at++;
+    this.#typed = typing ? time : 0;
+    this.steps.splice(this.at, Infinity, text);
   }
 
-  undo() {
-    return this.#move(this.past, this.future);
+  can(step) {
+    return this.at + step in this.steps;
   }
 
-  redo() {
-    return this.#move(this.future, this.past);
-  }
-
-  #move(from, to) {
-    if (!from.length) return null;
-    to.push(this.now);
-    this.typed = 0;
-    return (this.now = from.pop());
+  /** Return the text before (-1) or after (1) this one, which it becomes; null if there is none. */
+  move(step) {
+    if (!this.can(step)) return null;
+    this.#typed = 0;
+    return this.steps[(this.at += step)];
   }
 }
