@@ -3,7 +3,7 @@
 
 import { needsKey } from "./api.js";
 
-const URL_ = location.origin + location.pathname.replace(/\/$/, "");
+const ADDRESS = location.origin + location.pathname.replace(/\/$/, "");
 const SHOWN = {
   fill: "for fill in answer:\n    print(fill.log_prob, fill.text)",
   rank: "for alternative in answer:\n    print(alternative.probability, alternative.text)",
@@ -13,7 +13,7 @@ export function python({ path, body, code }) {
   return [
     "import acgpt",
     "",
-    `lm = acgpt.Client(${literal(URL_)})  # or acgpt.load(), without a server`,
+    `lm = acgpt.Client(${literal(ADDRESS)})  # or acgpt.load(), without a server`,
     ...(code ?? call(path.split("/").at(-1), body)),
     "",
   ].join("\n");
@@ -32,7 +32,7 @@ export function literal(value) {
 export function curl({ path, body }) {
   const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
   const key = needsKey() ? ` -H "Authorization: Bearer $ACGPT_API_KEY"` : "";
-  return `curl ${URL_}/${path} -H 'Content-Type: application/json'${key} -d '${quoted}'`;
+  return `curl ${ADDRESS}/${path} -H 'Content-Type: application/json'${key} -d '${quoted}'`;
 }
 
 /** Put a text on the clipboard, also where pages without https may not. */

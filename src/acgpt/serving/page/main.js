@@ -1,6 +1,6 @@
 // The page: one text, four views of it, and what runs now.
 
-import { Away, describeModel, post } from "./api.js";
+import { Away, describeModel, post, sleep } from "./api.js";
 import { curl, python, toClipboard } from "./copy.js";
 import { $, h, show } from "./dom.js";
 import * as editor from "./editor.js";
@@ -15,53 +15,46 @@ import { parse } from "./template.js";
 const VIEWS = { fill, surprise, rank, layout };
 const INPUTS = { ...fill.inputs, ...rank.inputs }; // fields of the views that are part of the state
 const MAC = /Mac|iPhone|iPad/.test(navigator.platform);
-state.resume();
-const fresh = state.read() ?? { text: null, view: null, compare: true, inputs: {} };
-let view = VIEWS[fresh.view] ? fresh.view : "fill",
-  compare = fresh.compare,
-  job = null,
-  shown = {};
+const THEMES = ["auto", "light", "dark"];
+
+const initial = state.read() ?? { text: null, view: null, compare: true, inputs: {} };
+let view = VIEWS[initial.view] ? initial.view : "fill";
+let job = null; // the AbortController of what runs
+const shown = {}; // the text that each view shows
+const compares = () => $("compare").ariaChecked === "true";
 
 // ---- what runs ------------------------------------------------------------------------------------------------------
 
 /** Run the view, or another task, and stop what ran before. */
 async function run(task = VIEWS[view].run) {
   stop();
-  const own = (job = new AbortController()),
-    name = view,
-    text = editor.text(),
-    started = Date.now();
+  const own = (job = new AbortController());
+  const panel = $(view);
+  const { ready, missing } = VIEWS[view];
+  const text = editor.text();
   const parts = parse(text);
+  const started = Date.now();
   let note = "";
   const tick = () => ($("progress").textContent = note || `${Math.round((Date.now() - started) / 1000)} s …`);
   const timer = setInterval(tick, 1000);
-  $("stop").hidden = false;
-  $(name).setAttribute("aria-busy", "true");
   $("progress").textContent = "…";
+  $("stop").hidden = false;
+  panel.ariaBusy = true;
   hideNotice();
   try {
     if (!parts) await post("v1/query", { template: text }, own.signal); // malformed: the server says what is wrong
-    if (!parts || (task === VIEWS[name].run && !VIEWS[name].ready(parts))) throw new Error(VIEWS[name].missing);
-    shown[name] = text;
-    $(name).classList.remove("stale");
-    await task({
-      parts,
-      selection: editor.selection(),
-      compare,
-      signal: own.signal,
-      progress: (words) => tick((note = words)),
-    });
+    if (!parts || (task === VIEWS[view].run && !ready(parts))) throw new Error(missing);
+    shown[view] = text;
+    panel.classList.remove("stale");
+    const progress = (words) => tick((note = words));
+    await task({ parts, selection: editor.selection(), compare: compares(), signal: own.signal, progress });
     if (!introduced) introduce(); // there was no key
   } catch (error) {
     if (!own.signal.aborted) fail(error, task);
   } finally {
     clearInterval(timer);
-    $(name).removeAttribute("aria-busy");
-    if (job === own) {
-      job = null;
-      $("stop").hidden = true;
-      $("progress").textContent = "";
-    }
+    panel.ariaBusy = null;
+    if (job === own) stop();
   }
 }
 
@@ -79,13 +72,12 @@ let waiting = 0; // which wait for the server is the latest
 function fail(error, task) {
   console.warn(error);
   const [first, ...rest] = error.message.split("\n");
-  const detail = rest.length ? h("pre", rest.join("\n")) : null;
   if (error instanceof Away) {
     show($("notice"), h("p", `${first} Your text is kept, and the page asks again until the server is back.`));
-    awaitServer(() => run(task));
+    awaitServer(task);
   } else {
     const again = h("button", { type: "button", onclick: () => run(task) }, "Try again");
-    show($("notice"), h("p", first), detail, again);
+    show($("notice"), h("p", first), rest.length && h("pre", rest.join("\n")), again);
   }
   $("notice").hidden = false;
 }
@@ -95,16 +87,13 @@ function hideNotice() {
   $("notice").hidden = true;
 }
 
-/** Call a function once the server answers again. */
-async function awaitServer(then) {
+/** Run a task once the server answers again, unless the notice that says so is hidden before. */
+async function awaitServer(task) {
   const own = ++waiting;
   for (let pause = 500; own === waiting; pause = Math.min(5000, 1.5 * pause)) {
-    await new Promise((resolve) => setTimeout(resolve, pause));
+    await sleep(pause);
     const reply = await fetch("health").catch(() => null);
-    if (own !== waiting) return;
-    if (!reply?.ok) continue;
-    hideNotice();
-    return then();
+    if (own === waiting && reply?.ok) run(task);
   }
 }
 
@@ -114,24 +103,38 @@ let introduced = false;
 async function introduce() {
   try {
     const { model, reads_future } = await describeModel();
-    const reads = reads_future ? "reads the future" : "was not trained to read the future";
-    $("model").textContent = `${model}: ${reads}`;
+    $("model").textContent = `${model}: ${reads_future ? "reads the future" : "was not trained to read the future"}`;
     introduced = true;
   } catch (error) {
-    $("model").textContent = error instanceof Away ? "waiting for the server …" : "no answer about the model";
-    if (error instanceof Away) setTimeout(introduce, 2000);
+    const away = error instanceof Away;
+    $("model").textContent = away ? "waiting for the server …" : "no answer about the model";
+    if (away) setTimeout(introduce, 2000);
   }
+}
+
+// ---- the state ------------------------------------------------------------------------------------------------------
+
+function current() {
+  const changed = Object.entries(INPUTS).filter(([, input]) => input.value !== input.defaultValue);
+  const inputs = Object.fromEntries(changed.map(([name, input]) => [name, input.value]));
+  return { text: editor.text(), view, compare: compares(), inputs };
+}
+
+const remember = () => state.write(current());
+
+function restoreControls({ compare, inputs }) {
+  $("compare").ariaChecked = compare;
+  for (const [name, input] of Object.entries(INPUTS)) input.value = inputs[name] ?? input.defaultValue;
 }
 
 // ---- the controls ---------------------------------------------------------------------------------------------------
 
 function open(name) {
-  if (job && name !== view) stop();
+  if (name !== view) stop();
   view = name;
   for (const other of Object.keys(VIEWS)) {
     $(other).hidden = other !== name;
-    $(`tab-${other}`).setAttribute("aria-selected", String(other === name));
-    $(`tab-${other}`).setAttribute("tabindex", other === name ? "0" : "-1");
+    Object.assign($(`tab-${other}`), { ariaSelected: other === name, tabIndex: other === name ? 0 : -1 });
   }
   $("run-label").textContent = VIEWS[name].label;
   const text = inView(editor.text(), name);
@@ -152,38 +155,20 @@ function runText(text) {
   run();
 }
 
-function current() {
-  const changed = Object.entries(INPUTS).filter(([, input]) => input.value !== input.defaultValue);
-  const inputs = Object.fromEntries(changed.map(([name, input]) => [name, input.value]));
-  return { text: editor.text(), view, compare, inputs };
-}
-
-const remember = () => state.write(current());
-
-function setInputs(values) {
-  for (const [name, input] of Object.entries(INPUTS)) input.value = values[name] ?? input.defaultValue;
-}
-
-let redraw;
+let redraw; // the timer of a view that follows the text
 
 function textChanged(text) {
-  if (job) stop();
+  stop();
   hideNotice();
-  for (const name of Object.keys(VIEWS))
-    $(name).classList.toggle("stale", shown[name] !== undefined && shown[name] !== text);
+  for (const name of Object.keys(VIEWS)) $(name).classList.toggle("stale", (shown[name] ?? text) !== text);
   remember();
   rank.follow(parse(text));
   clearTimeout(redraw);
   if (["layout", "rank"].includes(view) && runsAlone(text)) redraw = setTimeout(run, 400);
 }
 
-function setCompare(value) {
-  compare = value;
-  $("compare").setAttribute("aria-checked", String(compare));
-}
-
 function toggleCompare() {
-  setCompare(!compare);
+  $("compare").ariaChecked = !compares();
   remember();
   if (shown[view] === editor.text()) run();
 }
@@ -206,14 +191,27 @@ async function copy(make) {
   setTimeout(() => ($("copied").textContent = ""), 3000);
 }
 
-const THEMES = ["auto", "light", "dark"];
-
 function setTheme(theme) {
-  if (theme === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
+  document.documentElement.dataset.theme = theme;
   $("theme").textContent = `Theme: ${theme}`;
   localStorage.setItem("acgpt-theme", theme);
 }
+
+const BUTTONS = {
+  blank: () => (editor.blank(), editor.focus()),
+  undo: editor.undo,
+  redo: editor.redo,
+  compare: toggleCompare,
+  run: () => run(),
+  stop,
+  suggest: () => run(rank.suggest),
+  help: () => $("help-dialog").showModal(),
+  theme: () => setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]),
+  "copy-python": () => copy(async () => python(await question())),
+  "copy-curl": () => copy(async () => curl(await question())),
+  "copy-template": () => copy(() => question().then(({ template }) => template, editor.text)),
+  "copy-link": () => copy(() => location.origin + state.link(current())),
+};
 
 // ---- the keyboard ---------------------------------------------------------------------------------------------------
 
@@ -224,7 +222,7 @@ const MOD = {
   KeyR: () => open("rank"),
   KeyL: () => open("layout"),
   KeyP: toggleCompare,
-  KeyH: () => $("help-dialog").showModal(),
+  KeyH: BUTTONS.help,
 };
 for (let n = 1; n <= 5; n++) MOD[`Digit${n}`] = () => fill.choose(n);
 
@@ -238,14 +236,9 @@ document.addEventListener("keydown", (event) => {
   const mod = MAC ? event.ctrlKey : event.altKey && !event.ctrlKey; // on a Mac, Alt types characters
   let action = (ctrl && CTRL[name]) || (mod && MOD[name]);
   if (ctrl && event.shiftKey && name === "KeyZ") action = editor.redo;
-  if (
-    ["KeyZ", "KeyY"].includes(name) &&
-    ["INPUT", "TEXTAREA"].includes(event.target.tagName) &&
-    event.target.id !== "text"
-  )
-    return;
   if (event.key === "Escape" && job) action = stop;
-  if (!action) return;
+  const ownUndo = event.target.matches("input, textarea:not(#text)") && ["KeyZ", "KeyY"].includes(name);
+  if (!action || ownUndo) return;
   event.preventDefault();
   action();
 });
@@ -256,8 +249,8 @@ $("skip").addEventListener("click", (event) => {
 });
 
 $("tabs").addEventListener("keydown", (event) => {
-  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key],
-    names = Object.keys(VIEWS);
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  const names = Object.keys(VIEWS);
   if (!step) return;
   open(names.at((names.indexOf(view) + step) % names.length));
   $(`tab-${view}`).focus();
@@ -266,41 +259,21 @@ $("tabs").addEventListener("keydown", (event) => {
 // ---- start ----------------------------------------------------------------------------------------------------------
 
 document.documentElement.classList.toggle("mac", MAC); // the names of its keys
-show(
-  $("examples"),
-  NAMES.map((name) => h("button", { type: "button", onclick: () => runText(example(name, view)) }, name)),
-);
+for (const [id, action] of Object.entries(BUTTONS)) $(id).addEventListener("click", action);
 for (const name of Object.keys(VIEWS)) $(`tab-${name}`).addEventListener("click", () => open(name));
-for (const [id, action] of Object.entries({
-  blank: () => (editor.blank(), editor.focus()),
-  undo: editor.undo,
-  redo: editor.redo,
-  compare: toggleCompare,
-  run: () => run(),
-  stop,
-  suggest: () => run(rank.suggest),
-  help: () => $("help-dialog").showModal(),
-  theme: () => setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "auto") + 1) % 3]),
-  "copy-python": () => copy(async () => python(await question())),
-  "copy-curl": () => copy(async () => curl(await question())),
-  "copy-template": () => copy(() => question().then(({ template }) => template, editor.text)),
-  "copy-link": () => copy(() => location.origin + state.link(current())),
-}))
-  $(id).addEventListener("click", action);
+for (const input of Object.values(INPUTS)) input.addEventListener("input", remember);
+for (const name of NAMES)
+  $("examples").append(h("button", { type: "button", onclick: () => runText(example(name, view)) }, name));
 
 introduce();
-setTheme(THEMES.includes(localStorage.getItem("acgpt-theme")) ? localStorage.getItem("acgpt-theme") : "auto");
-setCompare(compare);
-setInputs(fresh.inputs);
-for (const input of Object.values(INPUTS)) input.addEventListener("input", remember);
-editor.start(fresh.text ?? example(NAMES[0], view), textChanged);
+setTheme(THEMES.find((theme) => theme === localStorage.getItem("acgpt-theme")) ?? "auto");
+restoreControls(initial);
+editor.start(initial.text ?? example(NAMES[0], view), textChanged);
+open(view);
 addEventListener("hashchange", () => {
   const found = state.read();
   if (!found) return;
-  const { text, view: name } = found;
-  setCompare(found.compare);
-  setInputs(found.inputs);
-  if (text !== null && text !== editor.text()) editor.set(text);
-  if (VIEWS[name] && name !== view) open(name);
+  restoreControls(found);
+  if (found.text !== null && found.text !== editor.text()) editor.set(found.text);
+  if (VIEWS[found.view] && found.view !== view) open(found.view);
 });
-open(view);
