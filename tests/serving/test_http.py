@@ -20,9 +20,8 @@ from acgpt import LanguageModel, Metadata
 from acgpt.engine.locks import turn
 from acgpt.models.ask import StreamAsk
 from acgpt.serving.app import create_app
-from acgpt.serving.gate import Gate
 from acgpt.serving.scheduler import Scheduler
-from acgpt.serving.server import Server
+from acgpt.serving.server import Gate, Server
 from acgpt.serving.service import TimeExceeded
 
 LONG = {"query": "The {{_500}}", "temperature": 1.0, "seed": 1}
@@ -148,7 +147,7 @@ def received(connection):
 
 @pytest.mark.parametrize(("before", "sent"), [(b"", b""), (b"", WHOLE[:8]), (b"", WHOLE[:-2]), (WHOLE, WHOLE[:8])])
 def test_a_connection_without_a_whole_head_is_closed(server, monkeypatch, before, sent):
-    monkeypatch.setattr("acgpt.serving.connection.HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("acgpt.serving.server.HEAD_SECONDS", 0.3)
     with connected(server.url) as connection:
         if before:
             connection.sendall(before)
@@ -162,14 +161,14 @@ def test_a_connection_without_a_whole_head_is_closed(server, monkeypatch, before
 
 
 def test_the_time_for_a_head_is_not_that_of_the_answer(server, slow_steps, monkeypatch):
-    monkeypatch.setattr("acgpt.serving.connection.HEAD_SECONDS", 0.1)
+    monkeypatch.setattr("acgpt.serving.server.HEAD_SECONDS", 0.1)
     with httpx.Client() as client:
         for _ in range(2):
             assert client.post(f"{server.url}/v1/sample", json={**LONG, "query": "The {{_60}}"}).status_code == 200
 
 
 def test_too_many_connections_are_told_so(long_lm, monkeypatch):
-    monkeypatch.setattr("acgpt.serving.connection.MOST_CONNECTIONS", 2)
+    monkeypatch.setattr("acgpt.serving.server.MOST_CONNECTIONS", 2)
     with service_of(long_lm) as service, running(service) as server:
         state = server.server.server_state
         idle = [connected(server.url) for _ in range(2)]
@@ -201,7 +200,7 @@ def unread(server):
 
 
 def test_a_client_that_does_not_read_its_reply_is_dropped(server, monkeypatch):
-    monkeypatch.setattr("acgpt.serving.connection.STALL_SECONDS", 0.3)
+    monkeypatch.setattr("acgpt.serving.server.STALL_SECONDS", 0.3)
     with small_buffers(server.server) as connection:
         connection.sendall(WHOLE.replace(b"/health", b"/openapi.json"))
         assert until(lambda: unread(server.server))
@@ -209,7 +208,7 @@ def test_a_client_that_does_not_read_its_reply_is_dropped(server, monkeypatch):
 
 
 def test_a_client_that_reads_slowly_gets_its_reply(server, monkeypatch):
-    monkeypatch.setattr("acgpt.serving.connection.STALL_SECONDS", 1.0)
+    monkeypatch.setattr("acgpt.serving.server.STALL_SECONDS", 1.0)
     with small_buffers(server.server) as connection:
         connection.sendall(WHOLE.replace(b"/health", b"/openapi.json").replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))  # fmt: skip  # noqa: E501
         assert until(lambda: unread(server.server))

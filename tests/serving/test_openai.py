@@ -321,7 +321,7 @@ def test_no_part_of_a_stop_string_gets_into_a_stream(client):
 
 def test_characters_are_not_broken_over_chunks(lm, client, monkeypatch):
     """The tiny vocabulary has single bytes: steer the model through a text of characters of two to four bytes."""
-    from acgpt.serving.writer import Writer
+    from acgpt.serving.completions import Writer
 
     text = "é€😀ÿ"
     ids = iter(encode_text(text, lm.tokenizer))

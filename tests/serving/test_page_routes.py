@@ -15,8 +15,8 @@ from acgpt import Query
 from acgpt.display.show import figure
 from acgpt.query.text import encode_text
 from acgpt.serving.app import create_app
-from acgpt.serving.gate import Gate
 from acgpt.serving.page import pages
+from acgpt.serving.server import Gate
 
 FOLDER = Path(acgpt.__file__).parent / "serving" / "page"
 TEXT = "The cat sat on the mat."

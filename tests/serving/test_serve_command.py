@@ -25,9 +25,8 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli.main import app
-from acgpt.serving.address import is_loopback, read_keys
-from acgpt.serving.gate import Gate
-from acgpt.serving.options import LimitOptions, ServeOptions
+from acgpt.serving.options import LimitOptions, ServeOptions, is_loopback, read_keys
+from acgpt.serving.server import Gate
 
 SOURCE = str(Path(acgpt.__file__).parents[1])
 
@@ -199,7 +198,7 @@ def test_the_server_may_open_as_many_files_as_the_system_allows():
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "hard = 500 if hard == resource.RLIM_INFINITY else min(hard, 500)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
-        "from acgpt.serving.connection import RESERVED_FILES, most_connections\n"
+        "from acgpt.serving.server import RESERVED_FILES, most_connections\n"
         "most = most_connections()\n"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)\n"
         "print(most == hard - RESERVED_FILES)"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fuzz import examples
 
-from acgpt.serving.writer import Writer
+from acgpt.serving.completions import Writer
 
 
 @pytest.mark.parametrize("seed", range(examples(20)))

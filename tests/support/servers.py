@@ -15,10 +15,10 @@ from models import tiny_model, tiny_tokenizer
 
 from acgpt import LanguageModel, Metadata
 from acgpt.engine.length_head import FILE, LengthHead
-from acgpt.serving import connection
 from acgpt.serving.app import create_app
 from acgpt.serving.options import LimitOptions
 from acgpt.serving.scheduler import Scheduler
+from acgpt.serving.server import settings as server_settings
 from acgpt.serving.service import Service
 
 WIDTH, MASK = 32, 2
@@ -63,7 +63,7 @@ def service_of(lm, name="acgpt", **limits) -> Iterator[Service]:
 @contextlib.contextmanager
 def running(service, **settings) -> Iterator[Running]:
     """Run a server on a free port, in a thread."""
-    server = uvicorn.Server(connection.settings(create_app(service, **settings), port=0))
+    server = uvicorn.Server(server_settings(create_app(service, **settings), port=0))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

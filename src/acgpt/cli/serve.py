@@ -12,8 +12,7 @@ from acgpt.cli.templates import load_model
 from acgpt.cli.ui import with_options
 from acgpt.errors import InputError
 from acgpt.models.paths import check_paths
-from acgpt.serving.address import listen, read_keys
-from acgpt.serving.options import ServeOptions
+from acgpt.serving.options import ServeOptions, listen, read_keys
 
 
 @with_options(ServeOptions)

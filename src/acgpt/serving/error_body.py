@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -28,3 +30,9 @@ HEADERS = {429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}, 401: {"WWW-Auth
 def body_of(message: str, kind: Kind, param: str | None = None) -> dict[str, Any]:
     """Return the body of a reply to a request that failed."""
     return {"error": {"message": message, "type": kind.type, "param": param, "code": kind.code}}
+
+
+def unavailable(message: str) -> JSONResponse:
+    """Return the reply of /health if the server answers no requests, in the shape of llama.cpp's server."""
+    error = {"code": 503, "message": message, "type": "unavailable_error"}
+    return JSONResponse({"error": error}, 503, HEADERS[503])

@@ -34,8 +34,8 @@ from acgpt.query.template import Slot, fillings, rendered
 from acgpt.query.text import encode_text
 from acgpt.serving.errors import InvalidField, LimitExceeded
 from acgpt.serving.events import event_stream
-from acgpt.serving.limits import Budget, check_numbers, check_questions, gaps_of, parsed, too_many
 from acgpt.serving.options import LimitOptions
+from acgpt.serving.requests import Budget, check_numbers, check_questions, gaps_of, parsed, too_many
 from acgpt.serving.schemas import (
     REQUESTS,
     ErrorReply,

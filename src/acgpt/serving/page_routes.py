@@ -26,8 +26,8 @@ from acgpt.models.router import Route
 from acgpt.query.query import Query
 from acgpt.query.text import encode_text
 from acgpt.serving.errors import InvalidField, LimitExceeded
-from acgpt.serving.limits import Budget
 from acgpt.serving.native import naming, replies
+from acgpt.serving.requests import Budget
 from acgpt.serving.schemas import LayoutReply, LayoutRequest, SurpriseReply, SurpriseRequest
 from acgpt.serving.service import USAGE, Service
 
