@@ -1,4 +1,4 @@
-"""Every method through the same trainer, exporter, loader, evaluator and command line."""
+"""Every method through the same loop, exporter, loader, evaluator and command line."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(name, corpus, runs
     broken = tmp_path / "broken"
     asked = []
 
-    def stop_half_way(self, step):
-        asked.append(step)
-        return step == 15
+    def stop_half_way(self):
+        asked.append(self.step)
+        return self.step == 15
 
     with monkeypatch.context() as patch:
-        patch.setattr("acgpt.training.train.Reporter.should_stop", stop_half_way)
+        patch.setattr("acgpt.training.loop.Loop.should_stop", stop_half_way)
         assert train(recipe(name, corpus, broken), quiet=True) is None
     assert max(asked) == 15 and not (broken / "model").exists()
     assert train(recipe(name, corpus, broken), resume=True, quiet=True) is not None

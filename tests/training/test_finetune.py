@@ -1,4 +1,4 @@
-"""Pretrained models that learn the layout, whole or through an adapter, on the same trainer."""
+"""Pretrained models that learn the layout, whole or through an adapter, in the same loop."""
 
 from __future__ import annotations
 
@@ -246,12 +246,12 @@ def run_to_the_end(recipe, folder):
 
 def die_at_step_7(_):
     def make(before):
-        def on_step_end(self, args, state, control, **more):
-            return kill_self() if state.global_step == 7 else before(self, args, state, control, **more)
+        def should_stop(self):
+            return kill_self() if self.step == 7 else before(self)
 
-        return on_step_end
+        return should_stop
 
-    replace("acgpt.training.train:Reporter.on_step_end", make)
+    replace("acgpt.training.loop:Loop.should_stop", make)
 
 
 @pytest.mark.parametrize("lora", [LORA | {"dropout": 0.1}, pytest.param(None, marks=pytest.mark.soak)])

@@ -56,7 +56,7 @@ def test_a_run_writes_a_head_that_its_model_names(run):
 def test_a_resumed_run_ends_with_the_same_head(run, corpus, tmp_path, monkeypatch):
     again = tmp_path / "again"
     with monkeypatch.context() as patch:
-        patch.setattr("acgpt.training.train.Reporter.should_stop", lambda self, step: step == 7)
+        patch.setattr("acgpt.training.loop.Loop.should_stop", lambda self: self.step == 7)
         assert train(recipe_of(corpus, again), quiet=True) is None
     train(recipe_of(corpus, again), resume=True, quiet=True)
     for name in (FILE, "model.safetensors"):

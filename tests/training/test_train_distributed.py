@@ -71,7 +71,7 @@ def at_the_second_checkpoint(rank):
 
         return commit
 
-    replace("acgpt.training.trainer:commit", make)
+    replace("acgpt.training.state:commit", make)
 
 
 @pytest.mark.slow
@@ -123,14 +123,14 @@ def note_shares(path):
     """Write down which share of the parameters this process holds, and kill it at the second checkpoint."""
 
     def make(old):
-        def save(self, model, trial):
+        def save(self, *args):
             held = [getattr(weight, "_local_tensor", weight).numel() for weight in self.model.parameters()]
             Path(path).write_text(str(sum(held) / sum(weight.numel() for weight in self.model.parameters())))
-            return old(self, model, trial)
+            return old(self, *args)
 
         return save
 
-    replace("acgpt.training.trainer:AcTrainer._save_checkpoint", make)
+    replace("acgpt.training.state:State.save", make)
     at_the_second_checkpoint(None)
 
 

@@ -1,7 +1,7 @@
 """The plan of a run on this machine: device, precision, attention, compilation, and the division of a step.
 
-`settle` makes the plan of a recipe, or raises an error if this machine cannot train it; `arguments` translates the plan
-into arguments of the Hugging Face Trainer.
+`settle` makes the plan of a recipe, or raises an error if this machine cannot train it; `accelerator_for` sets up the
+processes that it asks for.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from transformers import TrainingArguments
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, FullyShardedDataParallelPlugin
 
 from acgpt.errors import InputError
 from acgpt.training.learner import choose_attention
@@ -118,45 +119,28 @@ def settle(
     return Plan(device, half, attention, compiled, processes, local, fsdp, launched, steps, micro_batch, accumulation)
 
 
-def arguments(plan: Plan, recipe: Recipe, layers: Iterable[str]) -> TrainingArguments:
-    """Return the arguments of the Hugging Face Trainer.
+def accelerator_for(plan: Plan, layers: Iterable[str]) -> Accelerator:
+    """Return Accelerate's interface to the processes of a run. It replaces that of an earlier run in this process.
 
     Args:
         plan: What the recipe comes to on this machine.
-        recipe: The recipe.
         layers: Class names of the network's blocks, which FSDP shards one by one.
     """
-    fsdp: dict[str, Any] = {}
-    if plan.fsdp and not plan.launched:
-        fsdp = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": sorted(layers)}}
+    AcceleratorState._reset_state(reset_partial_state=True)
+    names, sharding, precision = sorted(layers), None, "bf16" if plan.half else "no"
+    if plan.launched:
+        os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(names)  # overrides accelerate's config
     elif plan.fsdp:
-        os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(sorted(layers))  # overrides accelerate's config
-    args = TrainingArguments(
-        output_dir=recipe.output,
-        max_steps=plan.steps,
-        per_device_train_batch_size=1,  # the dataset's items are whole batches
-        gradient_accumulation_steps=plan.accumulation,
-        learning_rate=recipe.lr,
-        max_grad_norm=recipe.clip,
-        bf16=plan.half,
-        use_cpu=plan.device == "cpu",
-        seed=recipe.seed,
-        logging_steps=recipe.log_every,
-        logging_first_step=True,
-        logging_nan_inf_filter=False,
-        log_level="error",
-        log_level_replica="error",
-        save_strategy="steps",
-        save_steps=recipe.save_every,
-        report_to="none",
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        ignore_data_skip=True,  # AcTrainer skips the data itself when it resumes
-        ddp_find_unused_parameters=False,
-        dataloader_pin_memory=plan.device == "cuda",
-        accelerator_config={"non_blocking": plan.device == "cuda"},
-        **fsdp,
+        sharding = FullyShardedDataParallelPlugin(
+            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=names
+        )
+    replicas = DistributedDataParallelKwargs(find_unused_parameters=False)
+    accelerator = Accelerator(
+        mixed_precision=precision, cpu=plan.device == "cpu", fsdp_plugin=sharding, kwargs_handlers=[replicas]
     )
-    args.mixed_precision = "bf16" if plan.half else "no"  # overrides accelerate's launcher
-    args._n_gpu = min(1, args.n_gpu)  # one device per process: several GPUs need torchrun
-    return args
+    state = accelerator.state
+    if plan.fsdp and state.distributed_type != DistributedType.FSDP:  # on CPUs: torch supports it, Accelerate does not
+        state.fsdp_plugin, state.distributed_type = sharding or FullyShardedDataParallelPlugin(), DistributedType.FSDP
+        if precision != "no":
+            state.fsdp_plugin.set_mixed_precision(precision)
+    return accelerator

@@ -36,7 +36,7 @@ MODEL_FOLDERS = ("model", "adapter")  # a finished run has one of them
 CHECKPOINTS, PARTIAL = "checkpoints", "checkpoints/.partial"
 PATIENCE = 10  # seconds to wait for the lock of the folder
 SITTING = ("processes", "fsdp", "device", "precision", "attention", "compiled", "hardware", "versions", "command")
-CHECKPOINT = "checkpoint-"  # followed by the step, as the Trainer names them
+CHECKPOINT = "checkpoint-"  # followed by the step
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Training: from a recipe to a run folder.
 
-    recipe ──► settle ──► network, Batches ──► Learner ──► AcTrainer + Reporter ──► finish
-    (YAML)     (Plan)     (what learns, what   (loss)      (steps, checkpoints,     (final evaluation,
-                           it reads)                        log)                     model, results.json)
+    recipe ──► settle ──► network, Batches ──► Learner ──► Loop ──► finish
+    (YAML)     (Plan)     (what learns, what   (loss)      (steps,  (final evaluation,
+                           it reads)                        log)     model, results.json)
 
 Each part has a module of its own.
 
@@ -41,11 +41,11 @@ from acgpt.query.passages import token_kinds
 from acgpt.training.batches import Batches
 from acgpt.training.learner import Learner
 from acgpt.training.log import draw_curve
+from acgpt.training.loop import Loop
 from acgpt.training.networks import Tuned, check_method, fresh, head_dim, pretrained
 from acgpt.training.options import RunOptions
-from acgpt.training.plan import Plan, arguments, settle
+from acgpt.training.plan import Plan, accelerator_for, settle
 from acgpt.training.recipe import Recipe, load_recipe, with_changes
-from acgpt.training.reporter import Reporter
 from acgpt.training.run_folder import (
     CURVE,
     RESULTS,
@@ -58,7 +58,6 @@ from acgpt.training.run_folder import (
     writing,
 )
 from acgpt.training.stopping import NothingToSave, StopRequests
-from acgpt.training.trainer import AcTrainer
 
 FEW = 8  # texts of the final evaluation, where a text takes hundreds of forward passes
 
@@ -111,41 +110,36 @@ def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
         product.model, backend=plan.attention, compiled=plan.compiled,
         forbidden_token=product.metadata.mask_token_id if method.needs_mask else None, length_head=product.length_head,
     )  # fmt: skip
-    args = arguments(plan, recipe, product.model._no_split_modules or ())
     config = describe(recipe, plan, method, corpus, evaluation_sets)
     if plan.device == "cuda":
         torch.set_float32_matmul_precision("high")
         torch.cuda.reset_peak_memory_stats()
-    main = args.process_index == 0
+    accelerator = accelerator_for(plan, product.model._no_split_modules or ())
+    main = accelerator.is_main_process
     with alone(folder) if main else nullcontext():
         if main:
             config["sittings"] = open_folder(folder, recipe, options.resume, config)
             if not options.quiet:
                 print(folder, file=sys.stderr)
-        trainer = AcTrainer(learner, batches, args, product=product, recipe=recipe, fsdp=plan.fsdp)
-        torch.manual_seed(recipe.seed + args.process_index)  # dropout: processes with other texts need other noise
-        reporter = Reporter(
-            trainer, folder, method, evaluation_dataset=evaluation_sets.get("during"), eval_every=recipe.eval_every,
-            stopping=stopping, quiet=options.quiet,
+        loop = Loop(
+            recipe, plan, accelerator, learner, batches, product=product, method=method,
+            evaluation_dataset=evaluation_sets.get("during"), stopping=stopping, quiet=options.quiet,
         )  # fmt: skip
-        trainer.add_callback(reporter)
         if not evaluation_sets:
-            reporter.bar.note(
-                f"nothing will be evaluated: the corpus has no text for it in a split {recipe.eval_split!r}."
-            )
+            loop.bar.note(f"nothing will be evaluated: the corpus has no text for it in a split {recipe.eval_split!r}.")
         try:
             with stopping:
                 checkpoint = last_checkpoint(folder) if options.resume else None
                 if checkpoint is not None:
-                    reporter.bar.note(f"resuming after step {step_of(checkpoint)}")
+                    loop.bar.note(f"resuming after step {step_of(checkpoint)}")
                 elif options.resume:
-                    reporter.bar.note("there is no checkpoint yet: starting from step 0")
-                trainer.resume(checkpoint)
-            return None if reporter.stopped else finish(trainer, reporter, evaluation_sets.get("final"), config)
+                    loop.bar.note("there is no checkpoint yet: starting from step 0")
+                loop.run(checkpoint)
+            return None if loop.stopped else finish(loop, evaluation_sets.get("final"), config)
         except NothingToSave:
             return None
         finally:
-            reporter.close()
+            loop.close()
 
 
 def loaded(recipe: Recipe | str | Path, changes: Mapping[str, Any]) -> Recipe:
@@ -255,18 +249,16 @@ def describe(
     }
 
 
-def finish(
-    trainer: AcTrainer, reporter: Reporter, final_set: EvaluationDataset | None, config: Mapping[str, Any]
-) -> dict[str, Any]:
+def finish(loop: Loop, final_set: EvaluationDataset | None, config: Mapping[str, Any]) -> dict[str, Any]:
     """Run the final evaluation, and write the model, its card, the curve and the results."""
-    log, folder, batches, evaluation = reporter.log, reporter.folder, trainer.batches, None
-    trainer.round()
+    log, folder, batches, evaluation = loop.log, loop.folder, loop.batches, None
+    state, product, steps = loop.state, loop.state.product, loop.step
+    state.round()
     if final_set is not None:
-        reporter.bar.note(f"evaluating on {len(final_set)} texts")
-        evaluation = reporter.evaluate(final_set)
-    path = folder / trainer.product.folder
-    parameters = trainer.export(path)
-    steps = trainer.state.global_step
+        loop.bar.note(f"evaluating on {len(final_set)} texts")
+        evaluation = loop.evaluate(final_set)
+    path = folder / product.folder
+    parameters = state.export(path)
     tokens = steps * batches.step * batches.length
     results = {
         "folder": str(folder),
@@ -283,13 +275,13 @@ def finish(
         "evaluation": None if evaluation is None else evaluation.as_dict(),
         **config,
     }
-    if reporter.main:
+    if state.main:
         draw_curve(log.rows, folder / CURVE)
         with writing(path):
-            write_card(path, results | {"base_model": trainer.product.base}, name=folder.name)
+            write_card(path, results | {"base_model": product.base}, name=folder.name)
         if evaluation is not None:
             with writing(folder):
                 write_per_text(folder / RESULTS, evaluation.per_text)
         write_json(folder / RESULTS, results)
-    trainer.accelerator.wait_for_everyone()
+    loop.accelerator.wait_for_everyone()
     return results
