@@ -80,6 +80,22 @@ def available() -> bool:
     return HAS_TRITON and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 
 
+def succeeds(trial: Callable[[], bool], device: torch.device, otherwise: str) -> bool:
+    """Return whether a kernel can be compiled and run on a device, and its trial returns true; `otherwise` warn."""
+    if device.type != "cuda" or not available():
+        return False
+    try:
+        with torch.cuda.device(device):
+            success = trial()
+            torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        raise  # memory may be free later
+    except Exception as error:  # for example no C compiler, or too little shared memory
+        warnings.warn(f"{otherwise}: {error}", stacklevel=3)
+        return False
+    return success
+
+
 def jit(*unspecialized: str) -> Callable[[Any], Any]:
     """Return the decorator `triton.jit`, or one that does nothing without Triton; see `do_not_specialize` there."""
 
@@ -540,17 +556,11 @@ def attention(
 @functools.cache
 def works(device: torch.device, heads: int, key_heads: int, dim: int, dtype: torch.dtype) -> bool:
     """Return whether the forward kernel can be compiled and run on this device; it is tried once."""
-    if device.type != "cuda" or not available():
-        return False
-    try:
+
+    def trial() -> bool:
         q, k = (torch.zeros(2, n, dim, dtype=dtype, device=device) for n in (heads, key_heads))
         starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
-        with torch.cuda.device(device):
-            attention(q, k, k, starts, starts, 1, 1, 1, 1.0)
-            torch.cuda.synchronize()
-    except torch.OutOfMemoryError:
-        raise  # memory may be free later
-    except Exception as error:  # for example no C compiler, or too little shared memory
-        warnings.warn(f"the attention kernel cannot be used here, so scoring is slower: {error}", stacklevel=2)
-        return False
-    return True
+        attention(q, k, k, starts, starts, 1, 1, 1, 1.0)
+        return True
+
+    return succeeds(trial, device, "the attention kernel cannot be used here, so scoring is slower")

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 
 import torch
 from torch import Tensor
@@ -163,16 +162,10 @@ def works(device: torch.device, dim: int, dtype: torch.dtype) -> bool:
 
     They are tried once, with the largest block of queries and several parts. If they fail, decoding uses a mask.
     """
-    if device.type != "cuda" or not kernels.available():
-        return False
-    try:
+
+    def trial() -> bool:
         q, k = (torch.zeros(1, 1, n, dim, dtype=dtype, device=device) for n in (BLOCK_M, 2 * LEAST_PART["few"]))
-        with torch.cuda.device(device):
-            attention(q, k, k, torch.zeros(1, BLOCK_M, dtype=torch.long, device=device), k.shape[2], 1.0)
-            torch.cuda.synchronize()
-    except torch.OutOfMemoryError:
-        raise  # memory may be free later
-    except Exception as error:  # for example no C compiler, or too little shared memory
-        warnings.warn(f"the decoding kernel cannot be used here, so sampling is slower: {error}", stacklevel=2)
-        return False
-    return True
+        attention(q, k, k, torch.zeros(1, BLOCK_M, dtype=torch.long, device=device), k.shape[2], 1.0)
+        return True
+
+    return kernels.succeeds(trial, device, "the decoding kernel cannot be used here, so sampling is slower")

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 
 import torch
 from torch import Tensor
@@ -278,16 +277,12 @@ def padded(logits: Tensor) -> Tensor:
 @functools.cache
 def works(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether the kernel can be compiled and run on this device; it is tried once. Otherwise rows are sorted."""
-    if device.type != "cuda" or dtype not in DTYPES or not kernels.available():
-        return False
-    try:
-        with torch.cuda.device(device):
-            logits = torch.tensor([[0.0, 9.0, -1.0]], dtype=dtype, device=device)
-            uniform = torch.tensor([0.5], dtype=torch.float64, device=device)
-            options = ((1.0, 1.0, None), (0.5, 0.9, None), (0.5, 1.0, 2), (0.5, 0.9, 2), (0.0, 1.0, None))
-            return all(draw(logits, uniform, *option)[0].item() == 1 for option in options)
-    except torch.OutOfMemoryError:
-        raise  # memory may be free later
-    except Exception as error:  # for example no C compiler
-        warnings.warn(f"the kernel that draws tokens cannot be used here, so they are sorted: {error}", stacklevel=2)
-        return False
+
+    def trial() -> bool:
+        logits = torch.tensor([[0.0, 9.0, -1.0]], dtype=dtype, device=device)
+        uniform = torch.tensor([0.5], dtype=torch.float64, device=device)
+        options = ((1.0, 1.0, None), (0.5, 0.9, None), (0.5, 1.0, 2), (0.5, 0.9, 2), (0.0, 1.0, None))
+        return all(draw(logits, uniform, *option)[0].item() == 1 for option in options)
+
+    warning = "the kernel that draws tokens cannot be used here, so they are sorted"
+    return dtype in DTYPES and kernels.succeeds(trial, device, warning)

@@ -10,7 +10,6 @@ multiple of `ALIGN` columns: matrix units need aligned rows to be fast, and GPT-
 from __future__ import annotations
 
 import functools
-import warnings
 
 import torch
 import torch.nn.functional as F
@@ -104,16 +103,10 @@ def chunk_size(rows: int, row_bytes: int) -> int:
 @functools.cache
 def works(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether the kernel can be compiled and run on this device; it is tried once."""
-    if device.type != "cuda" or not kernels.available():
-        return False
-    try:
-        with torch.cuda.device(device):
-            states = torch.zeros(1, ALIGN, dtype=dtype, device=device)
-            linear_log_probs(states, states, torch.zeros(1, dtype=torch.long, device=device))
-            torch.cuda.synchronize()
-    except torch.OutOfMemoryError:
-        raise  # memory may be free later
-    except Exception as error:  # for example no C compiler
-        warnings.warn(f"the kernel of log-probabilities cannot be used, so scoring is slower: {error}", stacklevel=2)
-        return False
-    return True
+
+    def trial() -> bool:
+        states = torch.zeros(1, ALIGN, dtype=dtype, device=device)
+        linear_log_probs(states, states, torch.zeros(1, dtype=torch.long, device=device))
+        return True
+
+    return kernels.succeeds(trial, device, "the kernel of log-probabilities cannot be used, so scoring is slower")
