@@ -15,11 +15,10 @@ from acgpt.engine.attention import BACKENDS, Fused, run
 from acgpt.engine.decode import draw
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
-from acgpt.engine.head import fast_head
 from acgpt.engine.kernels.log_probs import linear_log_probs
 from acgpt.engine.layout import build
 from acgpt.engine.modules import compile_blocks
-from acgpt.engine.score import target_log_probs
+from acgpt.engine.score import fast_head, target_log_probs
 from acgpt.errors import ModelError
 from acgpt.methods import METHODS, masked
 from acgpt.query.query import Query

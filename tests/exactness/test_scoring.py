@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, Grani
 from acgpt.engine import passes as engines
 from acgpt.engine.architecture import check_model
 from acgpt.engine.engine import Engine
-from acgpt.engine.head import fast_head, has_plain_head
 from acgpt.engine.passes import one_ahead
+from acgpt.engine.score import fast_head, has_plain_head
 from acgpt.errors import ModelError, QueryError
 from acgpt.query.query import Query
 

@@ -23,8 +23,7 @@ from transformers import PreTrainedModel
 
 import acgpt
 from acgpt import LanguageModel, Metadata
-from acgpt.engine.locks import process_lock, turn
-from acgpt.engine.modules import evaluating
+from acgpt.engine.modules import evaluating, process_lock, turn
 from acgpt.methods import method_of
 from acgpt.query.sampling import Sampling
 

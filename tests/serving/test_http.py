@@ -17,7 +17,7 @@ import pytest
 from servers import MASK, running, service_of, tiny_lm, until
 
 from acgpt import LanguageModel, Metadata
-from acgpt.engine.locks import turn
+from acgpt.engine.modules import turn
 from acgpt.models.ask import StreamAsk
 from acgpt.serving.app import create_app
 from acgpt.serving.scheduler import Scheduler

@@ -18,8 +18,7 @@ from transformers.cache_utils import Cache
 from acgpt.engine.attention import BOTH_WAYS, NAME, OWN_ATTENTION, Backend, Cached, Dense, Recorder, head_width, run
 from acgpt.engine.device import matrix_products
 from acgpt.engine.layout import Layout, upload
-from acgpt.engine.locks import process_lock, turn
-from acgpt.engine.modules import evaluating
+from acgpt.engine.modules import evaluating, process_lock, turn
 from acgpt.errors import ModelError
 
 FAR = 2**20  # slots; beyond the length at which any attention temperature or window sets in

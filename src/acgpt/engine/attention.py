@@ -42,8 +42,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels import decode as decode_kernel
 from acgpt.engine.layout import Layout, upload, visible
-from acgpt.engine.locks import turn
-from acgpt.engine.modules import is_compiled
+from acgpt.engine.modules import is_compiled, turn
 from acgpt.errors import ModelError
 
 NAME = "acgpt"  # the attention implementation's name in transformers, and the keyword that carries the backend

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from acgpt.engine.decode import Answer, Decoder, Forward, draw_each, weights_of
 from acgpt.engine.layout import upload
-from acgpt.engine.locks import turn
+from acgpt.engine.modules import turn
 from acgpt.engine.passes import Call, Passes, Prefill
 from acgpt.engine.prefixes import States
 from acgpt.engine.score import check_numbers

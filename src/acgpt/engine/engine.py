@@ -13,7 +13,7 @@ import numpy as np
 
 from acgpt.engine.decode import Answer, Drawn, gather_samples, sample_numbers
 from acgpt.engine.decoding import Decoding
-from acgpt.engine.locks import turn
+from acgpt.engine.modules import turn
 from acgpt.engine.passes import Passes, Prefill
 from acgpt.engine.steps import Row
 from acgpt.query.query import Query

@@ -25,15 +25,14 @@ from acgpt.engine.attention import BACKENDS, Cached, Recorder, can_decode_ragged
 from acgpt.engine.cpu_step import CpuSteps, worthwhile
 from acgpt.engine.cuda_step import CudaStep, CudaSteps
 from acgpt.engine.decode import Decoder, Forward, slot_bytes
-from acgpt.engine.head import fast_head
 from acgpt.engine.kernels.log_probs import linear_log_probs
 from acgpt.engine.layout import Layout, Sequences, batches, build, download, lay_out, slots_of, upload
 from acgpt.engine.length_head import LengthHead
-from acgpt.engine.locks import turn
 from acgpt.engine.meter import Meter
+from acgpt.engine.modules import turn
 from acgpt.engine.packed_graphs import PackedGraphs
 from acgpt.engine.prefixes import Prefixes, States, part_of
-from acgpt.engine.score import TopScore, check_numbers, forbid, target_log_probs, top_scores
+from acgpt.engine.score import TopScore, check_numbers, fast_head, forbid, target_log_probs, top_scores
 from acgpt.engine.steps import STEP_COST, StepCost
 from acgpt.query.lengths import CLASSES, LengthQuestion
 from acgpt.query.query import Query

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn import ModuleDict
 from transformers import PreTrainedModel
 
-from acgpt.engine.locks import turn, turn_of
-from acgpt.engine.modules import listed, modules_of
+from acgpt.engine.modules import listed, modules_of, turn, turn_of
 from acgpt.errors import InputError, ModelError
 
 DEFAULT = "default"  # PEFT's name for an adapter that was given none

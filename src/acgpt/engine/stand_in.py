@@ -16,8 +16,7 @@ from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from acgpt.engine.attention import NAME
-from acgpt.engine.locks import turn
-from acgpt.engine.modules import is_compiled, is_hooked, parameters_of, unchanged
+from acgpt.engine.modules import is_compiled, is_hooked, parameters_of, turn, unchanged
 from acgpt.engine.peft import adapter_layers, adapter_scales, adapters_at_work
 
 KEPT = 4  # states of the adapters that have steps

@@ -4,7 +4,7 @@
 
 A search is a generator that yields requests and is sent their results, so that the requests of many questions are
 answered together (`models.searches` makes them). A request is split by the route of its queries, because a pass has one
-adapter. During a pass the network is locked, see `engine.locks`. `Executor` runs searches to their ends, all in step;
+adapter. During a pass the network is locked, see `engine.modules`. `Executor` runs searches to their ends, all in step;
 `serving.scheduler` answers the same requests as they come.
 """
 
@@ -23,8 +23,7 @@ from acgpt.common.options import ignore
 from acgpt.engine.decode import Drawn
 from acgpt.engine.engine import Engine
 from acgpt.engine.length_head import LengthHead
-from acgpt.engine.locks import turn
-from acgpt.engine.modules import evaluating, unchanged
+from acgpt.engine.modules import evaluating, turn, unchanged
 from acgpt.engine.peft import Switch
 from acgpt.engine.steps import Guide, Row
 from acgpt.errors import ModelError

@@ -22,12 +22,11 @@ from acgpt.engine.cpu_step import CpuSteps
 from acgpt.engine.cuda_step import CudaSteps
 from acgpt.engine.decode import prefill_tokens
 from acgpt.engine.engine import Engine
-from acgpt.engine.head import has_plain_head
 from acgpt.engine.length_head import FILE as HEAD_FILE
 from acgpt.engine.length_head import LengthHead
-from acgpt.engine.locks import turn
-from acgpt.engine.modules import compile_blocks
+from acgpt.engine.modules import compile_blocks, turn
 from acgpt.engine.peft import trains_biases
+from acgpt.engine.score import has_plain_head
 from acgpt.errors import InputError, ModelError
 from acgpt.methods import METHODS, Method
 from acgpt.models.adapters import BARE, common_bos, metadata_by_name, unknown_name, unwrap_named

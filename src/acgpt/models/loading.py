@@ -33,7 +33,7 @@ from transformers import (
 from acgpt.common.files import read_json_object
 from acgpt.engine.device import choose_device, choose_dtype
 from acgpt.engine.length_head import LengthHead
-from acgpt.engine.locks import process_lock
+from acgpt.engine.modules import process_lock
 from acgpt.engine.peft import DEFAULT, load_adapter, load_verified, require
 from acgpt.errors import NO_CODE, InputError, ModelError, reason
 from acgpt.methods import METHODS

@@ -21,14 +21,13 @@ from torch import Tensor, nn
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedModel
 
 from acgpt.engine.attention import NAME, Dense, Fused, Varlen, head_width
-from acgpt.engine.head import has_plain_head
 from acgpt.engine.kernels import attention as kernels
 from acgpt.engine.kernels.loss import linear_cross_entropy
 from acgpt.engine.layout import IGNORED
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.modules import blocks_of
 from acgpt.engine.peft import join_products
-from acgpt.engine.score import forbid
+from acgpt.engine.score import forbid, has_plain_head
 from acgpt.training.batches import Batch
 from acgpt.training.recipe import Shape
 
