@@ -12,7 +12,7 @@ from tolerance import exactly, same_scores
 from acgpt import Query
 from acgpt.models.answer_json import read, to_json
 from acgpt.models.ask import Fill, Lengths, Piece, Score, TokenScore
-from acgpt.serving import schemas
+from acgpt.serving import native, page_routes
 from acgpt.serving.app import create_app
 
 CAPITAL, GAP, RANK = "The capital of {{Italy}} is Rome.", "The {{_}} sat on the mat.", "The {{cat|dog}} sat."
@@ -48,7 +48,7 @@ def test_one_question_is_a_list_of_one(http):
 
 def test_the_model_says_what_it_can_do(http, served_lm):
     reply = http.get("/v1/model").json()
-    schemas.ModelReply.model_validate(reply, strict=True)
+    native.ModelReply.model_validate(reply, strict=True)
     assert reply["reads_future"] and not reply["predicts_lengths"] and reply["method"] == "ac-gpt"
     assert reply["positions"] == served_lm.positions and reply["limits"]["max_n"] == 64 and reply["adapters"] == []
 
@@ -88,7 +88,7 @@ def test_a_stream_sends_pieces_and_then_the_fill(http, served_lm):
 
 
 def test_every_example_of_the_schema_runs_and_its_reply_is_as_declared(lengths_lm, served_lm):
-    sent = 0
+    sent, replies = 0, vars(native) | vars(page_routes)
     for lm in (lengths_lm, served_lm):
         with service_of(lm) as service:
             http = local_client(create_app(service))
@@ -107,7 +107,7 @@ def test_every_example_of_the_schema_runs_and_its_reply_is_as_declared(lengths_l
                     reply = http.post(path, json=example)
                     assert reply.status_code == 200, (path, example, reply.text)
                     if not example.get("stream"):
-                        getattr(schemas, declared).model_validate(reply.json(), strict=True)
+                        replies[declared].model_validate(reply.json(), strict=True)
                     sent += 1
     assert sent > 25
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -18,13 +19,18 @@ from acgpt.serving.error_body import body_of, unavailable
 from acgpt.serving.errors import INVALID, KINDS, NotJson, http_body, nearest, validation_body
 from acgpt.serving.jobs import BROKEN
 from acgpt.serving.middleware import CONTENT_TYPE, BodyRead, HostChecked, KeyRequired, Metrics, Observed, error_reply
-from acgpt.serving.schemas import HealthReply
 from acgpt.serving.service import Service
 from acgpt.version import __version__
 
 LOCAL = ("localhost", "127.0.0.1", "::1")  # names and addresses of this machine
 # Each returns the routes of one protocol.
 ROUTERS = (native.router, openai.router, mistral.router, llama_cpp.router, page_routes.router)
+
+
+class HealthReply(BaseModel):
+    """The server answers requests."""
+
+    status: Literal["ok"]
 
 
 def create_app(

@@ -21,11 +21,25 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from acgpt.errors import InputError, QueryError, TemplateError
 from acgpt.models.answer_json import to_json
-from acgpt.models.ask import Ask, FillAsk, LengthsAsk, Piece, RankAsk, SampleAsk, ScoreAsk, StreamAsk
+from acgpt.models.ask import (
+    Ask,
+    Fill,
+    FillAsk,
+    Lengths,
+    LengthsAsk,
+    Piece,
+    RankAsk,
+    Ranking,
+    Sample,
+    SampleAsk,
+    Score,
+    ScoreAsk,
+    StreamAsk,
+)
 from acgpt.models.executor import Search
 from acgpt.models.metadata import model_method
 from acgpt.query.gaps import has_gaps
@@ -35,42 +49,92 @@ from acgpt.query.text import encode_text
 from acgpt.serving.errors import InvalidField, LimitExceeded
 from acgpt.serving.events import event_stream
 from acgpt.serving.options import LimitOptions
-from acgpt.serving.requests import Budget, check_numbers, check_questions, gaps_of, parsed, too_many
-from acgpt.serving.schemas import (
-    REQUESTS,
-    ErrorReply,
-    FillRequest,
-    LengthsRequest,
-    ModelReply,
-    PiecesReply,
-    PiecesRequest,
-    QueryReply,
-    QueryRequest,
-    SampleRequest,
-    TokenQuery,
-)
+from acgpt.serving.requests import Budget, Strict, check_numbers, check_questions, gaps_of, parsed, too_many
+from acgpt.serving.schemas import Templates, Token, TokenQuery, examples, fields_of, replies, reply_of, request_of
 from acgpt.serving.service import Service
 from acgpt.version import __version__
 
 Result = TypeVar("Result")
 Asked = TypeVar("Asked", bound=Ask)
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    401: {"model": ErrorReply, "description": "The API key is missing or wrong."},
-    413: {"model": ErrorReply, "description": "The body is too large."},
-    422: {"model": ErrorReply, "description": "The request is invalid, or beyond a limit."},
-    429: {"model": ErrorReply, "description": "Too many questions wait."},
-    503: {"model": ErrorReply, "description": "The server is starting or shutting down."},
-    504: {"model": ErrorReply, "description": "The request took too long."},
-}
+CAPITAL, GAP, RANK = "The capital of {{Italy}} is Rome.", "The capital of {{_}} is Rome.", "The {{cat|dog}} sat."
 NUMBERS = ("n", "best_of", "candidates")  # fields that --max-n bounds
+
+
+# ---- schemas --------------------------------------------------------------------------------------------------------
+
+
+LogProbRequest = request_of(
+    ScoreAsk,
+    {"query": CAPITAL},
+    {"query": [CAPITAL, "The {{cat}} sat."], "future": False},
+    {"query": {"tokens": [5, 6, 7], "given": [True, False, True]}, "adapter": "none"},
+    {"query": {"tokens": [5, 6, 7], "given": [True, False, False], "asked": [False, True, False]}},
+)
+SampleRequest = request_of(
+    SampleAsk,
+    {"query": "The cat {{_2}} the mat.", "n": 2, "temperature": 0.7, "top_p": 0.9, "seed": 1},
+    {"query": ["The {{_1}} sat.", {"tokens": [5, None, 7], "given": [True, False, True]}], "top_k": 3},
+    {"query": GAP, "candidates": 4, "max_tokens": 3},
+)
+STREAM = (
+    "Send one fill as it is made, as server-sent events; its temperature is 0 by default, which gives the best fill."
+)
+FillRequest = request_of(
+    FillAsk,
+    {"template": GAP, "n": 2, "max_tokens": 4, "seed": 0},
+    {"template": [GAP, "The cat {{_1-3}} on the mat."], "n": 1, "max_tokens": 3, "stop": ["."]},
+    {"template": GAP, "max_tokens": 3, "stream": True},
+    stream=(bool, Field(False, description=STREAM)),
+)
+RankRequest = request_of(RankAsk, {"template": RANK}, {"template": [RANK, RANK]})
+LengthsRequest = request_of(LengthsAsk, {"template": GAP, "max_tokens": 8}, {"template": [GAP], "known": []})
+
+
+class QueryRequest(Strict):
+    """Tokenize templates."""
+
+    model_config = examples({"template": CAPITAL})
+    template: Templates = Field(description="A template without gaps, or a list of these.")
+
+
+class PiecesRequest(Strict):
+    """Ask for the text of tokens."""
+
+    model_config = examples({"tokens": [5, 6, 7]})
+    tokens: list[Token] = Field(fail_fast=True, description="Token ids.")
+
+
+LogProbReply = reply_of("LogProbReply", fields_of(Score))
+SampleReply = reply_of("SampleReply", fields_of(Fill) | fields_of(Sample), several=True)
+FillReply = reply_of("FillReply", fields_of(Fill), several=True)
+RankReply = reply_of("RankReply", fields_of(Ranking))
+LengthsReply = reply_of("LengthsReply", fields_of(Lengths))
+QueryReply = reply_of("QueryReply", fields_of(Query))
+PiecesReply = reply_of("PiecesReply", str)
+
+
+class ModelReply(BaseModel):
+    """What the server's model can do."""
+
+    model: str
+    version: str = Field(description="Version of acgpt.")
+    method: str
+    reads_future: bool
+    predicts_lengths: bool
+    bound: bool = Field(description="Whether log-probabilities are lower bounds.")
+    adapters: list[str]
+    router: bool = Field(description="Whether the adapter is chosen for each query.")
+    positions: int = Field(description="A text has at most one token less.")
+    vocabulary: int
+    limits: dict[str, float | int | None]
+
+
 FIELDS = {*FillRequest.model_fields, *SampleRequest.model_fields, *LengthsRequest.model_fields}
 STREAMED = {item.name for item in fields(StreamAsk)}
 
 
-def replies(model: type[BaseModel], **more: Any) -> dict[int | str, dict[str, Any]]:
-    """Return the replies of a route, for its schema."""
-    return {200: {"model": model, **more}, **ERRORS}
+# ---- routes ---------------------------------------------------------------------------------------------------------
 
 
 def router(service: Service) -> APIRouter:
@@ -145,7 +209,14 @@ def router(service: Service) -> APIRouter:
             lambda pieces: (to_json(piece) async for piece in pieces),
         )
 
-    def add(kind: type[Ask], cost: Callable[[Any, Budget], None], what: str, **more: Any) -> None:
+    def add(
+        kind: type[Ask],
+        model: type[BaseModel],
+        reply: type[BaseModel],
+        cost: Callable[[Any, Budget], None],
+        what: str,
+        **more: Any,
+    ) -> None:
         """Add the route of a kind of question."""
 
         async def route(body: BaseModel, request: Request) -> Response:
@@ -153,17 +224,29 @@ def router(service: Service) -> APIRouter:
                 return await stream(body, request)
             return await answer(asked(service, kind, body), cost, request)
 
-        model, reply = REQUESTS[kind]
         route.__name__, route.__doc__ = kind.name, what
         route.__annotations__ = {"body": model, "request": Request, "return": Response}
         routes.post(f"/v1/{kind.name}", responses=replies(reply, **more))(route)
 
-    add(ScoreAsk, scoring, "Return log p(asked | given) of each query, exactly, in one pass.")
-    add(SampleAsk, sampling, "Sample the asked tokens of each query.")
+    add(
+        ScoreAsk,
+        LogProbRequest,
+        LogProbReply,
+        scoring,
+        "Return log p(asked | given) of each query, exactly, in one pass.",
+    )
+    add(SampleAsk, SampleRequest, SampleReply, sampling, "Sample the asked tokens of each query.")
     events = {"text/event-stream": {"schema": {"type": "string"}}}
-    add(FillAsk, filling, "Fill the gaps of each template; with `stream`, send one fill as it is made.", content=events)
-    add(RankAsk, ranking, "Rank the alternatives of each template.")
-    add(LengthsAsk, measuring, "Return the log-probability of each length of a gap.")
+    add(
+        FillAsk,
+        FillRequest,
+        FillReply,
+        filling,
+        "Fill the gaps of each template; with `stream`, send one fill as it is made.",
+        content=events,
+    )
+    add(RankAsk, RankRequest, RankReply, ranking, "Rank the alternatives of each template.")
+    add(LengthsAsk, LengthsRequest, LengthsReply, measuring, "Return the log-probability of each length of a gap.")
 
     @routes.post("/v1/query", responses=replies(QueryReply))
     async def query(body: QueryRequest) -> Response:

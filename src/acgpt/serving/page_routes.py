@@ -10,30 +10,114 @@ p(token | all others) takes one query per token, so clients ask for some positio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, Field, create_model
 
 from acgpt.common.files import finite
 from acgpt.display.show import figure
 from acgpt.engine.score import TopScore
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import METHODS
+from acgpt.models.ask import Ask, TokenScore
 from acgpt.models.executor import Scores, Search, Top
 from acgpt.models.metadata import model_method
 from acgpt.models.router import Route
 from acgpt.query.query import Query
 from acgpt.query.text import encode_text
 from acgpt.serving.errors import InvalidField, LimitExceeded
-from acgpt.serving.native import naming, replies
-from acgpt.serving.requests import Budget
-from acgpt.serving.schemas import LayoutReply, LayoutRequest, SurpriseReply, SurpriseRequest
+from acgpt.serving.native import CAPITAL, naming
+from acgpt.serving.requests import MOST_TOP, Budget, Count, Strict
+from acgpt.serving.schemas import Number, examples, fields_of, replies, sent_fields
 from acgpt.serving.service import USAGE, Service
 
 Surprise = tuple[list[int], dict[int, TopScore], Route | None]  # tokens, scores by position, and what answered
 
 MOST_SLOTS = 400  # maximum number of slots of a layout: the mask is quadratic
+
+
+# ---- schemas --------------------------------------------------------------------------------------------------------
+
+
+class Asking(Strict):
+    """Fields of the other requests to the model."""
+
+    future: bool | None = sent_fields(Ask)["future"][1]
+    adapter: str | None = sent_fields(Ask)["adapter"][1]
+
+
+class SurpriseRequest(Asking):
+    """Ask how surprising the tokens of a text are."""
+
+    model_config = examples(
+        {"text": "The cat sat on the mat."},
+        {"text": "The cat sat on the mat.", "future": True, "positions": [1, 2], "top": 3},
+    )
+    text: str = Field(description="A text; braces have no meaning.")
+    future: bool = Field(False, description="Given all other tokens. Default: given the tokens before it.")
+    positions: Annotated[list[Count], Field(fail_fast=True)] | None = Field(
+        None, description="Positions to score, from 1. Default: all."
+    )
+    top: int = Field(5, ge=0, le=MOST_TOP, description="Number of most probable tokens to return for each.")
+
+
+class LayoutRequest(Asking):
+    """Ask for the input of the model."""
+
+    model_config = examples({"template": CAPITAL}, {"template": "The {{_2}} sat."})
+    template: str = Field(description="A template without gaps.")
+
+
+class ExpectedFields(BaseModel):
+    """A token that the model expected."""
+
+    text: str
+    id: int
+    log_prob: Number
+
+
+SurpriseFields = create_model(
+    "SurpriseFields",
+    __base__=fields_of(TokenScore),
+    __doc__="One token, and what the model expected in its place.",
+    expected=(list[ExpectedFields], ...),
+)
+
+
+class SurpriseReply(BaseModel):
+    """The tokens that were asked, and the pieces of the whole text."""
+
+    pieces: list[str] = Field(description="The text of every token.")
+    tokens: list[SurpriseFields]  # type: ignore[valid-type]
+    future: bool = Field(description="Whether all other tokens were given.")
+    adapter: str | None
+
+
+class PredictedFields(BaseModel):
+    """The token that a slot predicts."""
+
+    position: int
+    id: int | None
+    text: str
+
+
+class LayoutReply(BaseModel):
+    """The slots of the model's input, one entry of each list per slot."""
+
+    future: bool
+    adapter: str | None
+    copies: int = Field(description="Number of copies, which are the first slots.")
+    tokens: list[str]
+    ids: list[int | None] = Field(description="Token ids; null for a blank.")
+    positions: list[int]
+    roles: list[str] = Field(description='"copy", "BOS", "given", "asked" or "unknown".')
+    predicts: list[PredictedFields | None]
+    mask: list[str] = Field(description="A string of 0 and 1 per slot: which slots it reads.")
+
+
+# ---- routes ---------------------------------------------------------------------------------------------------------
 
 
 def router(service: Service) -> APIRouter:

@@ -1,6 +1,4 @@
-"""Requests and replies of the native routes and the page's, as pydantic models for checks and the OpenAPI schema.
-
-The requests of questions have the fields of the classes in `models.ask`.
+"""Requests and replies of the native routes and the page's: pydantic models, made of the classes in `models.ask`.
 
 Requests are checked strictly: an unknown field is an error, and a string is not taken for a number. Numbers that are
 not finite are null in replies, because JSON has no others.
@@ -14,30 +12,14 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
 
 from acgpt.common.options import Range, last_type
 from acgpt.models.answer_json import field_types
-from acgpt.models.ask import (
-    Ask,
-    Fill,
-    FillAsk,
-    Lengths,
-    LengthsAsk,
-    RankAsk,
-    Ranking,
-    Sample,
-    SampleAsk,
-    Score,
-    ScoreAsk,
-    TokenScore,
-)
-from acgpt.query.query import Query
-from acgpt.serving.requests import LARGEST, MOST_TOP, BoundedStops, Count, Strict
-
-CAPITAL, GAP, RANK = "The capital of {{Italy}} is Rome.", "The capital of {{_}} is Rome.", "The {{cat|dog}} sat."
+from acgpt.models.ask import Ask, Score
+from acgpt.serving.requests import LARGEST, BoundedStops, Strict
 
 Token = Annotated[int, Field(ge=0, le=LARGEST)]
 Number = float | None  # null if it is not finite
@@ -130,76 +112,6 @@ def request_of(kind: type[Ask], *bodies: dict[str, Any], **more: Any) -> type[Ba
     return made
 
 
-LogProbRequest = request_of(
-    ScoreAsk,
-    {"query": CAPITAL},
-    {"query": [CAPITAL, "The {{cat}} sat."], "future": False},
-    {"query": {"tokens": [5, 6, 7], "given": [True, False, True]}, "adapter": "none"},
-    {"query": {"tokens": [5, 6, 7], "given": [True, False, False], "asked": [False, True, False]}},
-)
-SampleRequest = request_of(
-    SampleAsk,
-    {"query": "The cat {{_2}} the mat.", "n": 2, "temperature": 0.7, "top_p": 0.9, "seed": 1},
-    {"query": ["The {{_1}} sat.", {"tokens": [5, None, 7], "given": [True, False, True]}], "top_k": 3},
-    {"query": GAP, "candidates": 4, "max_tokens": 3},
-)
-STREAM = (
-    "Send one fill as it is made, as server-sent events; its temperature is 0 by default, which gives the best fill."
-)
-FillRequest = request_of(
-    FillAsk,
-    {"template": GAP, "n": 2, "max_tokens": 4, "seed": 0},
-    {"template": [GAP, "The cat {{_1-3}} on the mat."], "n": 1, "max_tokens": 3, "stop": ["."]},
-    {"template": GAP, "max_tokens": 3, "stream": True},
-    stream=(bool, Field(False, description=STREAM)),
-)
-RankRequest = request_of(RankAsk, {"template": RANK}, {"template": [RANK, RANK]})
-LengthsRequest = request_of(LengthsAsk, {"template": GAP, "max_tokens": 8}, {"template": [GAP], "known": []})
-
-
-class Asking(Strict):
-    """Fields of the other requests to the model."""
-
-    future: bool | None = sent_fields(Ask)["future"][1]
-    adapter: str | None = sent_fields(Ask)["adapter"][1]
-
-
-class QueryRequest(Strict):
-    """Tokenize templates."""
-
-    model_config = examples({"template": CAPITAL})
-    template: Templates = Field(description="A template without gaps, or a list of these.")
-
-
-class PiecesRequest(Strict):
-    """Ask for the text of tokens."""
-
-    model_config = examples({"tokens": [5, 6, 7]})
-    tokens: list[Token] = Field(fail_fast=True, description="Token ids.")
-
-
-class SurpriseRequest(Asking):
-    """Ask how surprising the tokens of a text are."""
-
-    model_config = examples(
-        {"text": "The cat sat on the mat."},
-        {"text": "The cat sat on the mat.", "future": True, "positions": [1, 2], "top": 3},
-    )
-    text: str = Field(description="A text; braces have no meaning.")
-    future: bool = Field(False, description="Given all other tokens. Default: given the tokens before it.")
-    positions: Annotated[list[Count], Field(fail_fast=True)] | None = Field(
-        None, description="Positions to score, from 1. Default: all."
-    )
-    top: int = Field(5, ge=0, le=MOST_TOP, description="Number of most probable tokens to return for each.")
-
-
-class LayoutRequest(Asking):
-    """Ask for the input of the model."""
-
-    model_config = examples({"template": CAPITAL}, {"template": "The {{_2}} sat."})
-    template: str = Field(description="A template without gaps.")
-
-
 # ---- replies --------------------------------------------------------------------------------------------------------
 
 
@@ -241,89 +153,10 @@ def json_type(hint: Any) -> Any:
     return Number if hint is float else hint
 
 
-def results(name: str, entry: Any, *, several: bool = False) -> type[BaseModel]:
+def reply_of(name: str, entry: Any, *, several: bool = False) -> type[BaseModel]:
     """Return a reply with one entry per question, or with several."""
     entry = list.__class_getitem__(entry) if several else entry
     return create_model(name, __doc__="One entry per question.", results=(list[entry], ...))
-
-
-LogProbReply = results("LogProbReply", fields_of(Score))
-SampleReply = results("SampleReply", fields_of(Fill) | fields_of(Sample), several=True)
-FillReply = results("FillReply", fields_of(Fill), several=True)
-RankReply = results("RankReply", fields_of(Ranking))
-LengthsReply = results("LengthsReply", fields_of(Lengths))
-QueryReply = results("QueryReply", fields_of(Query))
-PiecesReply = results("PiecesReply", str)
-REQUESTS: dict[type[Ask], tuple[type[BaseModel], type[BaseModel]]] = {  # and replies
-    ScoreAsk: (LogProbRequest, LogProbReply),
-    SampleAsk: (SampleRequest, SampleReply),
-    FillAsk: (FillRequest, FillReply),
-    RankAsk: (RankRequest, RankReply),
-    LengthsAsk: (LengthsRequest, LengthsReply),
-}
-
-
-class ModelReply(BaseModel):
-    """What the server's model can do."""
-
-    model: str
-    version: str = Field(description="Version of acgpt.")
-    method: str
-    reads_future: bool
-    predicts_lengths: bool
-    bound: bool = Field(description="Whether log-probabilities are lower bounds.")
-    adapters: list[str]
-    router: bool = Field(description="Whether the adapter is chosen for each query.")
-    positions: int = Field(description="A text has at most one token less.")
-    vocabulary: int
-    limits: dict[str, float | int | None]
-
-
-class ExpectedFields(BaseModel):
-    """A token that the model expected."""
-
-    text: str
-    id: int
-    log_prob: Number
-
-
-SurpriseFields = create_model(
-    "SurpriseFields",
-    __base__=fields_of(TokenScore),
-    __doc__="One token, and what the model expected in its place.",
-    expected=(list[ExpectedFields], ...),
-)
-
-
-class SurpriseReply(BaseModel):
-    """The tokens that were asked, and the pieces of the whole text."""
-
-    pieces: list[str] = Field(description="The text of every token.")
-    tokens: list[SurpriseFields]  # type: ignore[valid-type]
-    future: bool = Field(description="Whether all other tokens were given.")
-    adapter: str | None
-
-
-class PredictedFields(BaseModel):
-    """The token that a slot predicts."""
-
-    position: int
-    id: int | None
-    text: str
-
-
-class LayoutReply(BaseModel):
-    """The slots of the model's input, one entry of each list per slot."""
-
-    future: bool
-    adapter: str | None
-    copies: int = Field(description="Number of copies, which are the first slots.")
-    tokens: list[str]
-    ids: list[int | None] = Field(description="Token ids; null for a blank.")
-    positions: list[int]
-    roles: list[str] = Field(description='"copy", "BOS", "given", "asked" or "unknown".')
-    predicts: list[PredictedFields | None]
-    mask: list[str] = Field(description="A string of 0 and 1 per slot: which slots it reads.")
 
 
 class ErrorFields(BaseModel):
@@ -341,7 +174,16 @@ class ErrorReply(BaseModel):
     error: ErrorFields
 
 
-class HealthReply(BaseModel):
-    """The server answers requests."""
+ERRORS: dict[int | str, dict[str, Any]] = {
+    401: {"model": ErrorReply, "description": "The API key is missing or wrong."},
+    413: {"model": ErrorReply, "description": "The body is too large."},
+    422: {"model": ErrorReply, "description": "The request is invalid, or beyond a limit."},
+    429: {"model": ErrorReply, "description": "Too many questions wait."},
+    503: {"model": ErrorReply, "description": "The server is starting or shutting down."},
+    504: {"model": ErrorReply, "description": "The request took too long."},
+}
 
-    status: Literal["ok"]
+
+def replies(model: type[BaseModel], **more: Any) -> dict[int | str, dict[str, Any]]:
+    """Return the replies of a route, for its schema."""
+    return {200: {"model": model, **more}, **ERRORS}
