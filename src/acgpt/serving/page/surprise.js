@@ -81,7 +81,7 @@ export async function run({ parts, selection, compare, signal, progress }) {
 
 /** The index of the token that the future makes more probable than any other. */
 function largestGain() {
-  const gains = maps.past.tokens.map(({ bits }, i) => bits - maps.future.tokens[i].bits || 0); // none between infinities
+  const gains = maps.past.tokens.map(({ bits }, i) => bits - maps.future.tokens[i].bits || 0); // 0 between infinities
   return gains.indexOf(Math.max(...gains));
 }
 
