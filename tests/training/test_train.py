@@ -344,10 +344,12 @@ def test_a_device_that_is_not_there_is_refused():
 
 
 @pytest.mark.parametrize(("precision", "launched"), [("fp32", "bf16"), ("bf16", "no")])
-def test_the_recipe_decides_the_precision_and_not_the_launcher(precision, launched, tmp_path, monkeypatch):
+def test_the_recipe_decides_precision_and_accumulation_not_the_launcher(precision, launched, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     recipe = make({"steps": 1000, "device": "cpu", "precision": precision, "output": str(tmp_path)}, "x")
     accelerator = accelerator_for(settle(recipe, 1000), ["GPTNeoXLayer"])
+    assert accelerator.gradient_accumulation_steps == 1
     assert accelerator.mixed_precision == {"fp32": "no", "bf16": "bf16"}[precision]
 
 

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs, DistributedType, FullyShardedDataParallelPlugin
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+    GradientAccumulationPlugin,
+)
 
 from acgpt.errors import InputError
 from acgpt.training.learner import choose_attention
@@ -134,10 +139,11 @@ def accelerator_for(plan: Plan, layers: Iterable[str]) -> Accelerator:
         sharding = FullyShardedDataParallelPlugin(
             fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=names
         )
-    replicas = DistributedDataParallelKwargs(find_unused_parameters=False)
     accelerator = Accelerator(
-        mixed_precision=precision, cpu=plan.device == "cpu", fsdp_plugin=sharding, kwargs_handlers=[replicas]
-    )
+        mixed_precision=precision, cpu=plan.device == "cpu", fsdp_plugin=sharding,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),  # the loop divides by a step's tokens
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=False)],
+    )  # fmt: skip
     state = accelerator.state
     if plan.fsdp and state.distributed_type != DistributedType.FSDP:  # on CPUs: torch supports it, Accelerate does not
         state.fsdp_plugin, state.distributed_type = sharding or FullyShardedDataParallelPlugin(), DistributedType.FSDP
