@@ -21,7 +21,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel
@@ -56,6 +56,8 @@ from acgpt.query.vocabulary import ByteVocabulary
 from acgpt.serving.errors import InvalidField, LimitExceeded, UnknownModel
 from acgpt.serving.requests import Budget, check_numbers, check_questions
 from acgpt.serving.service import Service
+
+Result = TypeVar("Result")
 
 CANDIDATES = 64  # that a sample of a gap is chosen from, the default of `LanguageModel.sample`
 
@@ -239,10 +241,13 @@ class Completer:
 
     def stream(self, ask: CompletionAsk, report: Callable[[Delta | Completions], object]) -> Search[Completions]:
         """Make a search that reports parts of the texts as they are drawn, and at its end the result."""
-        search = (self.streamed_gaps if ask.is_gap else self.continuation)(ask, report)
+        if ask.is_gap:
+            search = one_by_one([self.gap(prompt, ask, report, i * ask.n) for i, prompt in enumerate(ask.prompt)])
+        else:
+            search = one_by_one([self.continuation(ask, report)])
 
         def reporting() -> Search[Completions]:
-            completions = yield from search
+            completions = joined((yield from search))
             report(completions)
             return completions
 
@@ -306,16 +311,29 @@ class Completer:
 
         return search()
 
-    def gap(self, prompt: Prompt, ask: CompletionAsk) -> Search[Completions]:
-        """Fill the gap between a prompt and the suffix: the best fills, or samples."""
+    def gap(
+        self, prompt: Prompt, ask: CompletionAsk, report: Callable[[Delta], object] | None = None, first: int = 0
+    ) -> Search[Completions]:
+        """Fill the gap between a prompt and the suffix: the best fills, or samples.
+
+        Args:
+            prompt: The prompt.
+            ask: What is asked for.
+            report: Called with new parts of the texts, which are then drawn one after the other.
+            first: Number of the first of them.
+        """
         search: Search[list[Fill]] | Search[list[Sample]]
         template = self.template(prompt, ask)
-        if ask.greedy:
+        if ask.greedy and report is None:
             search = self.searches.fill(FillAsk.like(ask, template=template))
-        elif ask.resampled:
+        elif ask.resampled and report is None:
             search = self.searches.sample(SampleAsk.like(ask, query=template, n=ask.drawn))
         else:
-            search = one_by_one([self.drawn_gap(prompt, ask, i, lambda piece: ask.notice(1)) for i in range(ask.drawn)])
+            seeds = range(ask.sampling.seed, ask.sampling.seed + ask.drawn)
+            asks = [StreamAsk.like(ask, template=template, seed=seed) for seed in seeds]
+            search = one_by_one(
+                [self.drawn_gap(one, ask.notice, report or ignore, first + i) for i, one in enumerate(asks)]
+            )
 
         def filled() -> Search[Completions]:
             fills = [fill for fill in (yield from search) if isinstance(fill, Fill)]
@@ -332,40 +350,27 @@ class Completer:
         return filled()
 
     def drawn_gap(
-        self, prompt: Prompt, ask: CompletionAsk, number: int, notify: Callable[[Piece], object]
+        self, ask: StreamAsk, notice: Callable[[int], object], report: Callable[[Delta], object], number: int
     ) -> Search[Fill]:
-        """Draw the fill of this number, after its length, and tell `notify` each piece of it."""
-        template, seed = self.template(prompt, ask), ask.sampling.seed + number
-        return self.searches.stream(StreamAsk.like(ask, template=template, seed=seed), notify)
+        """Draw a fill after its length, and report each new part of its text as that of the text of this number."""
+        shown = ""
 
-    def streamed_gaps(self, ask: CompletionAsk, report: Callable[[Delta], object]) -> Search[Completions]:
-        """Fill gaps one after the other, and report the text of each as it is drawn."""
-        searches: list[Search[Fill]] = []
-        shown: list[str] = []
-        for prompt in ask.prompt:
-            for number in range(ask.n):
-                index = len(shown)
-                shown.append("")
+        def notify(piece: Piece) -> None:
+            nonlocal shown
+            notice(1)
+            if piece.text:
+                shown += piece.text
+                report(Delta(number, piece.text))
 
-                def notify(piece: Piece, index: int = index) -> None:
-                    if piece.text:
-                        shown[index] += piece.text
-                        report(Delta(index, piece.text))
+        stream = self.searches.stream(ask, notify)
 
-                searches.append(self.drawn_gap(prompt, ask, number, notify))
+        def drawn() -> Search[Fill]:
+            fill = yield from stream
+            if rest := fill.fills[0][len(shown) :]:  # what was held back when the time was over
+                report(Delta(number, rest))
+            return fill
 
-        def streamed() -> Search[Completions]:
-            texts, given, drawn = [], 0, 0
-            for number, search in enumerate(searches):
-                fill = yield from search
-                if rest := fill.fills[0][len(shown[number]) :]:  # what was held back when the time was over
-                    report(Delta(number, rest))
-                texts.append((yield from self.completion_of_fill(fill, ask)))
-                given += len(fill.query.given_positions) if number % ask.n == 0 else 0
-                drawn += len(fill.tokens)
-            return Completions(tuple(texts), given, drawn)
-
-        return streamed()
+        return drawn()
 
     # ---- reading prompts --------------------------------------------------------------------------------------------
 
@@ -548,12 +553,12 @@ class Completer:
         return replace(completion, log_probs=self.log_probs(ids, tops, own, ask.top))
 
 
-def one_by_one(searches: Sequence[Search[Fill]]) -> Search[list[Fill]]:
+def one_by_one(searches: Sequence[Search[Result]]) -> Search[list[Result]]:
     """Return the results of searches, each begun after the one before it has ended."""
-    fills = []
+    results = []
     for search in searches:
-        fills.append((yield from search))
-    return fills
+        results.append((yield from search))
+    return results
 
 
 def joined(results: Sequence[Completions]) -> Completions:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -105,21 +105,6 @@ class InfillRequest(Lenient):
         )
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """The context of a gap, cut so that it fits the model.
-
-    Args:
-        prefix: Text before the gap, with further context before it.
-        suffix: Text after it.
-        truncated: Whether something of the prefix or the suffix was cut off.
-    """
-
-    prefix: str
-    suffix: str
-    truncated: bool
-
-
 class Clock:
     """Times of a request, for `timings`."""
 
@@ -163,12 +148,13 @@ def router(service: Service) -> APIRouter:
     @routes.post("/infill")
     async def infill(body: InfillRequest, request: Request) -> Response:
         """Fill the gap between a prefix and a suffix."""
-        clock, ask = Clock(), body.ask(service)
-        fitted = await service.prepare(lambda: fit(completer, body, ask, service.limits.max_tokens_per_request))
-        ask = replace(ask, prompt=[fitted.prefix], suffix=fitted.suffix, notice=clock.notice)
+        clock = Clock()
+        whole = replace(body.ask(service), notice=clock.notice)
+        most = service.limits.max_tokens_per_request
+        ask, truncated = await service.prepare(lambda: fit(completer, whole, body.input_extra, most))
 
         def final(result: Completions, index: int = 0) -> dict[str, Any]:
-            return reply(service, ask, fitted, index, result, clock)
+            return reply(service, ask, truncated, index, result, clock)
 
         if ask.max_tokens == 0:
             result = Completions((Completion("", (), "limit"),), 0, 0)
@@ -204,19 +190,23 @@ def router(service: Service) -> APIRouter:
 # ---- requests -------------------------------------------------------------------------------------------------------
 
 
-def fit(completer: Completer, body: InfillRequest, ask: CompletionAsk, limit: int) -> Fitted:
-    """Cut the context of a request so that it fits the model, with room for the gap.
+def fit(completer: Completer, ask: CompletionAsk, extra: Sequence[Chunk], limit: int) -> tuple[CompletionAsk, bool]:
+    """Cut a context so that it fits the model, with room for the gap.
 
     Args:
         completer: Tokenizes.
-        body: The request.
-        ask: What it asks for.
+        ask: What is asked for, with the whole prefix and suffix.
+        extra: Further context, the most recent last.
         limit: Maximum number of tokens of a request.
+
+    Returns:
+        What is asked for then, and whether something of the prefix or the suffix was cut off.
     """
     gap = MAX_TOKENS if ask.max_tokens is None else ask.max_tokens
     positions = min(completer.lm.positions - 1, max(4, limit - ask.n * gap))
     room = max(2, positions - min(gap, positions // 2) - 8)  # a text that was cut can have a few tokens more
-    prefix, suffix = body.input_prefix + body.prompt, ask.suffix
+    (prefix,), suffix = ask.prompt, ask.suffix
+    assert isinstance(prefix, str)
     # No more of a long text is tokenized than can be used.
     ends = bool(prefix[: -CHARACTERS * room]), bool(suffix[CHARACTERS * room :])
     prefix, suffix = prefix[-CHARACTERS * room :], suffix[: CHARACTERS * room]
@@ -231,13 +221,13 @@ def fit(completer: Completer, body: InfillRequest, ask: CompletionAsk, limit: in
     prefix = prefix[starts[-before] :] if before else ""
     suffix = suffix[: later[after]] if after < len(later) else suffix
     left, chunks = room - before - after, ""
-    for chunk in reversed(body.input_extra):
+    for chunk in reversed(extra):
         text = "\n".join(filter(None, [chunk.filename, chunk.text])) + "\n\n"
         left -= len(token_starts(completer, text)) if len(text) <= CHARACTERS * room else room + 1
         if left < 0:
             break
         chunks = text + chunks
-    return Fitted(chunks + prefix, suffix, truncated)
+    return replace(ask, prompt=[chunks + prefix], suffix=suffix), truncated
 
 
 def token_starts(completer: Completer, text: str) -> list[int]:
@@ -261,7 +251,7 @@ def indented(completion: Completion, n_indent: int) -> Completion:
 
 
 def reply(
-    service: Service, ask: CompletionAsk, fitted: Fitted, index: int, result: Completions, clock: Clock
+    service: Service, ask: CompletionAsk, truncated: bool, index: int, result: Completions, clock: Clock
 ) -> dict[str, Any]:
     """Return the reply for one of the texts of a request."""
     text = result.texts[index]
@@ -275,9 +265,9 @@ def reply(
         "tokens_predicted": result.drawn_tokens,
         "tokens_evaluated": result.prompt_tokens,
         "generation_settings": generation_settings(service, ask),
-        "prompt": fitted.prefix,
+        "prompt": ask.prompt[0],
         "has_new_line": "\n" in text.text,
-        "truncated": fitted.truncated,
+        "truncated": truncated,
         "stop_type": text.ended_by,
         "stopping_word": text.word,
         "tokens_cached": 0,
