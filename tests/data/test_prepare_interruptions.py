@@ -326,10 +326,10 @@ def test_what_was_made_otherwise_is_refused_by_what_differs(run, tmp_path, monke
     assert corpus.manifest["convention"] == "lines"
 
 
-def test_what_a_failed_first_command_left_does_not_stand_in_the_way_of_its_correction(run, tokenizer, tmp_path):
+def test_what_a_failed_first_command_left_does_not_stand_in_the_way_of_its_correction(run, small, tokenizer, tmp_path):
     file = tmp_path / "a.jsonl"
-    file.write_bytes(GOOD + b'{"text": \n')
-    with pytest.raises(InputError, match="line 2"):
+    file.write_bytes(GOOD * 50 + b'{"text": \n')
+    with pytest.raises(InputError, match="line 51"):
         run(file)
     jsonl(file, TEXTS, field="body")  # mended, but of another field
     with pytest.raises(InputError, match="no field 'text'"):
@@ -353,6 +353,19 @@ def test_unfinished_work_of_value_is_kept_and_the_ways_on_are_named(run, small, 
         run(file, shard_bytes=1024, seed=1, skip_bad=True)
     assert everything(tmp_path / "corpus") == before
     run(file, shard_bytes=1024, seed=1, skip_bad=True, overwrite=True)
+
+
+@pytest.mark.parametrize("text", ['{"text": "fine"}\n{', '{"text": " "}\n'], ids=["a bad row", "no text"])
+@pytest.mark.parametrize("options", [{}, {"train_tokenizer": 300}], ids=["gpt2", "trained"])
+@pytest.mark.filterwarnings("ignore:.*too small")
+def test_an_input_error_leaves_nothing_that_was_not_there(run, tmp_path, text, options):
+    file = tmp_path / "a.jsonl"
+    file.write_text(text)
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "new", tmp_path / "empty", tmp_path / "some" / "more" / "new"):
+        with pytest.raises(InputError):
+            run(file, folder, **options)
+        assert {path.name for path in tmp_path.rglob("*")} == {"a.jsonl", "empty"}
 
 
 def test_a_folder_with_other_files_is_refused_and_those_files_are_never_touched(run, tmp_path):

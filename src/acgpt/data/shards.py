@@ -142,12 +142,26 @@ class Writer:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Create and lock a folder. The lock is released when the process ends, even by a crash."""
+    """Create and lock a folder. The lock is released when the process ends, even by a crash.
+
+    After an `InputError` before the first token is written, nothing is left that was not there.
+    """
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder) as lock:
         if lock is None:
             raise InputError(f"another process is preparing {folder}: wait for it, or choose another folder.")
-        yield
+        new = not any(folder.iterdir())
+        try:
+            yield
+        except InputError:
+            if new and not any(folder.glob("*.bin*")):
+                clear(folder)
+                (folder / JOURNAL).unlink(missing_ok=True)
+                with suppress(OSError):  # another process has written to one of them
+                    for path in created:
+                        path.rmdir()
+            raise
 
 
 def read_previous(folder: Path) -> dict[str, Any] | None:
@@ -181,10 +195,15 @@ def begin(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
     journal = {"recipe": identity, "position": [0, 0], "skipped": [0] * len(identity["sources"]), "splits": {}}
     write_json(folder / JOURNAL, journal, ensure_ascii=False, locked=True)
     (folder / MANIFEST).unlink(missing_ok=True)
+    clear(folder)
+    return journal
+
+
+def clear(folder: Path) -> None:
+    """Remove the files of a preparation but its journal, without which the others would be taken for the user's."""
     for file in list(folder.iterdir()):
         if OURS.fullmatch(file.name) and file.name != JOURNAL:
             if file.is_dir():
                 shutil.rmtree(file)
             else:
                 file.unlink()
-    return journal
