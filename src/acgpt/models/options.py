@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from acgpt.common.options import Options, Range, declared, documented, option
 from acgpt.models.ask import FillAsk, SearchOptions
@@ -26,7 +26,7 @@ class DeviceOptions(Options):
 class LoadingOptions(DeviceOptions):
     """Device and precision of a model."""
 
-    dtype: str = option(
+    dtype: str | Any = option(
         "auto, float32, bfloat16, float16 or float64. Default: auto (float32; on CUDA that of the checkpoint).",
         "auto",
         metavar="NAME",
@@ -90,7 +90,7 @@ class InfillOptions(SearchOptions, QuestionOptions):
 class MergeOptions(Options):
     """Options of `acgpt.merge` and `acgpt merge`."""
 
-    dtype: str = declared(
+    dtype: str | Any = declared(
         LoadingOptions,
         "dtype",
         help="Precision of the merged weights: float32, bfloat16, float16 or float64. Default: auto, that of the base "
