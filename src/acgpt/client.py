@@ -27,7 +27,7 @@ from acgpt.errors import InputError, QueryError, ServerError, TemplateError
 from acgpt.models.answer_json import read
 from acgpt.models.ask import Ask, FillAsk, LengthsAsk, Piece, RankAsk, SampleAsk, ScoreAsk, StreamAsk, asks
 from acgpt.query.query import Query
-from acgpt.query.template import escape
+from acgpt.query.template import gap_between
 from acgpt.version import __version__
 
 try:
@@ -181,7 +181,7 @@ class Questions(ABC, Generic[HttpClient]):
 
     def infill(self, prefix: str, suffix: str, n: int = 1, **options: Any) -> Any:
         """Fill the gap between two strings, see `LanguageModel.infill`."""
-        return self.fill(escape(prefix, before_slot=True) + "{{_}}" + escape(suffix), n, **options)
+        return self.fill(gap_between(prefix, suffix), n, **options)
 
     @asks(RankAsk)
     def rank(self, ask: RankAsk) -> Any:

@@ -16,7 +16,7 @@ from acgpt.common.memory import gc_paused
 from acgpt.errors import InputError, TemplateError
 from acgpt.models.options import LoadedOptions, QuestionOptions
 from acgpt.models.paths import check_paths
-from acgpt.query.template import check_slots, check_texts, parse
+from acgpt.query.template import check_slots, parse
 
 if TYPE_CHECKING:
     from acgpt.client import Client
@@ -66,7 +66,7 @@ def questions(template: str | None, file: Path | None, check: Callable[[str], ob
 
 def check_scored(template: str) -> None:
     """Check a template to score, as far as that needs no model."""
-    check_texts(check_slots(parse(template), template), template)
+    check_slots(parse(template), template, scored=True)
 
 
 def check_filled(template: str, *, patterns: bool = True) -> None:

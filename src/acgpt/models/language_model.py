@@ -51,7 +51,7 @@ from acgpt.models.metadata import Metadata, choose_bos, model_method, token_id, 
 from acgpt.models.router import Router, lookup
 from acgpt.models.searches import Searches
 from acgpt.query.query import Query
-from acgpt.query.template import escape
+from acgpt.query.template import gap_between
 from acgpt.query.text import pieces
 
 
@@ -384,8 +384,11 @@ class LanguageModel:
 
         Returns:
             The fills, the best first.
+
+        Raises:
+            QueryError: The prefix or the suffix is not a string.
         """
-        return self.fill(escape(prefix, before_slot=True) + "{{_}}" + escape(suffix), n, **options)
+        return self.fill(gap_between(prefix, suffix), n, **options)
 
     @asks(RankAsk)
     def rank(self, ask: RankAsk) -> Ranking:

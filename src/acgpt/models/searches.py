@@ -42,7 +42,7 @@ from acgpt.models.fill_by_search import FillBySearch
 from acgpt.models.router import Route
 from acgpt.query.gaps import encode_gaps, has_gaps
 from acgpt.query.query import Query
-from acgpt.query.template import Part, Slot, check_texts, fillings, parse, rendered
+from acgpt.query.template import Part, Slot, check_slots, fillings, parse, rendered
 from acgpt.query.text import Encoded, encode, encode_text, pieces
 
 
@@ -169,7 +169,7 @@ class Searches:
             parts = parse(question)
             slots = [part for part in parts if isinstance(part, Slot)]
             if not blanks:
-                check_texts(slots, question)
+                check_slots(parts, question, scored=True)
             if (blank := sum(slot.tokens or 0 for slot in slots)) >= self.positions:
                 raise too_long(f"at least {blank}", self.positions)
             encoded = encode(parts, self.tokenizer, question)

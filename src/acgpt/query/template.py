@@ -83,7 +83,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from acgpt.errors import TemplateError
+from acgpt.errors import QueryError, TemplateError
 
 
 @dataclass(frozen=True)
@@ -174,34 +174,30 @@ def parse(template: str) -> list[Part]:
     return [*parts, Given(given)] if given else parts
 
 
-def check_slots(parts: Iterable[Part], template: str) -> list[Slot]:
+def check_slots(parts: Iterable[Part], template: str, scored: bool = False) -> list[Slot]:
     """Return the slots of a template to score or sample.
 
+    Args:
+        parts: A result of `parse`.
+        template: The template, for errors.
+        scored: Whether the slots need a text to score, which blanks and gaps have not.
+
     Raises:
-        TemplateError: There is no slot, or a slot has several alternatives.
+        TemplateError: There is no slot, or a slot has several alternatives or no text to score.
     """
     slots = [part for part in parts if isinstance(part, Slot)]
     if all(slot.unknown is not None for slot in slots):
-        raise TemplateError("nothing is asked: put {{ and }} around text, or write a gap, {{_}}.", template, 0)
+        remedy = "." if scored else ", or write a gap, {{_}}."
+        raise TemplateError(f"nothing is asked: put {{{{ and }}}} around text{remedy}", template, 0)
     for slot in slots:
         if len(slot.alternatives) > 1:
             problem = "alternatives can be ranked, but not scored or sampled: keep one of them, or rank the template."
             raise TemplateError(problem, template, slot.at if template else 0)
-    return slots
-
-
-def check_texts(slots: Iterable[Slot], template: str) -> None:
-    """Check that slots have a text to score.
-
-    Raises:
-        TemplateError: One is a blank or a gap.
-    """
-    for slot in slots:
-        if slot.blank is not None or slot.gap is not None:
+        if scored and (slot.blank is not None or slot.gap is not None):
             kind, remedy = ("gap", "fill") if slot.gap is not None else ("blank", "sample")
-            raise TemplateError(
-                f"a {kind} has no text to score; write it out, or {remedy} it (infill).", template, slot.at
-            )
+            problem = f"a {kind} has no text to score; write it out, or {remedy} it (infill)."
+            raise TemplateError(problem, template, slot.at)
+    return slots
 
 
 def _slot(template: str, start: int) -> tuple[Slot, int]:
@@ -316,6 +312,21 @@ def escape_slot(text: str) -> str:
     '{{a\\|b}}'
     """
     return re.sub(r"[\\{}|_?]", r"\\\g<0>", text)
+
+
+def gap_between(prefix: str, suffix: str) -> str:
+    """Return the template of a gap between two texts.
+
+    Raises:
+        QueryError: One of them is not a string.
+
+    >>> gap_between("The capital of ", " is Paris.")
+    'The capital of {{_}} is Paris.'
+    """
+    for name, text in (("prefix", prefix), ("suffix", suffix)):
+        if not isinstance(text, str):
+            raise QueryError(f"the {name} must be a string, not {type(text).__name__}: {text!r}.")
+    return escape(prefix, before_slot=True) + "{{_}}" + escape(suffix)
 
 
 def fillings(template: str, cap: int = 256) -> list[list[Part]]:
