@@ -7,9 +7,9 @@ The policy lets a browser load nothing from elsewhere, run no inline script, and
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -43,25 +43,16 @@ HEADERS = {
 }
 
 
-@dataclass(frozen=True)
-class File:
-    """A file of the page: its content, content type and version."""
-
-    content: bytes
-    type: str
-    etag: str
-
-
 @cache
-def pages() -> dict[str, File]:
-    """Return the files of the page by their paths on the server."""
-    found: dict[str, File] = {}
+def pages() -> dict[str, tuple[bytes, dict[str, str]]]:
+    """Return the content and headers of the files of the page by their paths on the server."""
+    found = {}
     for entry in files("acgpt.serving").joinpath("page").iterdir():
-        suffix = "." + entry.name.rpartition(".")[2]
-        if suffix in TYPES:
+        if kind := TYPES.get(Path(entry.name).suffix):
             content = entry.read_bytes()
+            etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
             path = "/" if entry.name == "index.html" else f"/page/{entry.name}"
-            found[path] = File(content, TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+            found[path] = content, {**HEADERS, "Content-Type": kind, "ETag": etag}
     return found
 
 
@@ -72,13 +63,12 @@ def reply(path: str, known: str | None) -> Response | None:
         path: Path on the server.
         known: The version that the browser has, its header `If-None-Match`.
     """
-    file = pages().get(path)
-    if file is None:
+    if path not in pages():
         return None
-    headers = {**HEADERS, "ETag": file.etag}
-    if known is not None and file.etag in known:
+    content, headers = pages()[path]
+    if known is not None and headers["ETag"] in known:
         return Response(status_code=304, headers=headers)
-    return Response(file.content, headers=headers, media_type=file.type)
+    return Response(content, headers=headers)
 
 
 def router() -> APIRouter:
