@@ -25,30 +25,15 @@ from acgpt.errors import InputError
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 
 REGIMES = {  # notation as in recipes, and remark
-    "Fully arbitrary": (
-        "{r_min: 0, r_max: 1, b_min: size, b_max: size}",
-        "all sets of a size are equally likely",
-    ),
-    "Interpolated": (
-        "{r_min: 0, r_max: 0.6, b_min: 1, b_max: size}",
-        "any number of blocks: the paper's experiments",
-    ),
-    "In stretches": (
-        "{r_min: 0, r_max: 0.6, placement: stretches}",
-        "placed as in the authors' code: clustered",
-    ),
-    "Structured": (
-        "{r_min: 0, r_max: 0.6, b_min: 1, b_max: 3}",
-        "a few long blocks",
-    ),
+    "Fully arbitrary": ("{r_min: 0, r_max: 1, b_min: size, b_max: size}", "all sets of a size are equally likely"),
+    "Interpolated": ("{r_min: 0, r_max: 0.6, b_min: 1, b_max: size}", "any number of blocks: the paper's experiments"),
+    "In stretches": ("{r_min: 0, r_max: 0.6, placement: stretches}", "placed as in the authors' code: clustered"),
+    "Structured": ("{r_min: 0, r_max: 0.6, b_min: 1, b_max: 3}", "a few long blocks"),
     "Infilling": (
         "{r_min: 0, r_max: 0.6, infilling: 1, f_min: 0.2, f_max: 0.8}",
         "both ends are given, the middle is asked",
     ),
-    "Empty": (
-        "{empty: 1}",
-        "plain left-to-right language modelling",
-    ),
+    "Empty": ("{empty: 1}", "plain left-to-right language modelling"),
     "With unknown tokens": (
         "{r_min: 0, r_max: 0.6, b_min: 1, b_max: size, unknown: 0.3}",
         "some tokens are neither given nor asked",

@@ -40,11 +40,7 @@ from acgpt.query.text import encode, pieces
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SURPRISE = (
-    (1, "black on green"),
-    (3, "black on yellow"),
-    (6, "black on bright_red"),
-)  # style for a surprise below this number of bits
+SURPRISE = {1: "black on green", 3: "black on yellow", 6: "black on bright_red"}  # style below this number of bits
 NO_ANSWER = "--"  # shown where a method has no answer
 BLANK = "□"  # a token that is still to be sampled
 STYLES = {"copy": "cyan", "BOS": "dim", "given": "blue", "asked": "magenta", "unknown": "dim"}
@@ -139,7 +135,7 @@ def print_score(page: Page, lm: Tokenizing, template: str, ways: Mapping[str, Sc
     for name, surprises in columns.items():
         notes = {
             position: (
-                next((style for limit, style in SURPRISE if surprise < limit), "white on red"),
+                next((style for limit, style in SURPRISE.items() if surprise < limit), "white on red"),
                 f"{surprise:z.1f}",
             )
             for position, surprise in zip(query.asked_positions, surprises, strict=True)
