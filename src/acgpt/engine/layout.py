@@ -32,7 +32,7 @@ Shape legend, here and in `attention`: B queries, C copies and L text slots in t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -368,6 +368,23 @@ def batches(
             groups.append([number])
             cells = size[number]
     return groups
+
+
+def neighbours(sizes: Sequence[int], budget: int) -> Iterator[range]:
+    """Split texts into groups of neighbours; a group's rectangle has at most `budget` cells, or it is a single text.
+
+    Args:
+        sizes: Number of slots of each text.
+        budget: Maximum number of cells.
+    """
+    start = 0
+    while start < len(sizes):
+        end, longest = start + 1, sizes[start]
+        while end < len(sizes) and (end + 1 - start) * max(longest, sizes[end]) <= budget:
+            longest = max(longest, sizes[end])
+            end += 1
+        yield range(start, end)
+        start = end
 
 
 def build(

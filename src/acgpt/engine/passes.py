@@ -26,7 +26,7 @@ from acgpt.engine.cpu_step import CpuSteps, worthwhile
 from acgpt.engine.cuda_step import CudaStep, CudaSteps
 from acgpt.engine.decode import Decoder, Forward, slot_bytes
 from acgpt.engine.kernels.log_probs import linear_log_probs
-from acgpt.engine.layout import Layout, Sequences, batches, build, download, lay_out, slots_of, upload
+from acgpt.engine.layout import Layout, Sequences, batches, build, download, lay_out, neighbours, slots_of, upload
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.meter import Meter
 from acgpt.engine.modules import turn
@@ -288,21 +288,18 @@ class Passes:
             head: The model's head for lengths.
         """
         results = np.empty((len(questions), CLASSES))
-        order, start = np.argsort([len(question) for question in questions], kind="stable"), 0
-        while start < len(order):
-            # A question has a copy and a text slot per token at most, and batches are padded to their longest.
-            end = start + 1
-            while end < len(order) and 2 * (end + 1 - start) * len(questions[order[end]]) <= self.budget:
-                end += 1
-            group = [questions[i] for i in order[start:end]]
+        order = np.argsort([len(question) for question in questions], kind="stable")
+        # A question has a copy and a text slot per token at most, and batches are padded to their longest.
+        for members in neighbours([2 * len(questions[i]) for i in order], self.budget):
+            numbers = order[members]
+            group = [questions[i] for i in numbers]
             stops = np.array([question.at for question in group])
             layout = lay_out(Sequences.of_lengths(group), bos=self.bos, mask=self.mask, copies=True, stops=stops)
             with self.meter.passes():
                 hidden = self.forward_pass(layout, hidden=True, lengths=True)
             logits = head.to(hidden.device)(hidden).double()
             check_numbers(logits.cpu().numpy())
-            results[order[start:end]] = logits.log_softmax(-1).cpu().numpy()
-            start = end
+            results[numbers] = logits.log_softmax(-1).cpu().numpy()
         return results
 
     # ---- prefills and steps ----------------------------------------------------------------------------------------

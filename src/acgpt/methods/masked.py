@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from acgpt.engine.attention import BACKENDS, Backend, run
 from acgpt.engine.decode import Answer, Drawn, draw
 from acgpt.engine.engine import Engine
-from acgpt.engine.layout import Layout
+from acgpt.engine.layout import Layout, neighbours
 from acgpt.engine.score import check_numbers, forbid
 from acgpt.query.query import Query
 from acgpt.query.sampling import Sampling
@@ -170,22 +170,8 @@ def both_ways(
 
 
 def groups(lengths: Sequence[int], budget: int) -> Iterator[range]:
-    """Split texts into groups of neighbours whose padded slots stay within the budget; at least one text per group.
-
-    Args:
-        lengths: Number of tokens of each text.
-        budget: Maximum number of slots per group.
-    """
-    start = 0
-    while start < len(lengths):
-        end, longest = start, 0
-        while end < len(lengths):
-            longest = max(longest, lengths[end] + 2)
-            if end > start and (end + 1 - start) * longest > budget:
-                break
-            end += 1
-        yield range(start, end)
-        start = end
+    """Split texts of these numbers of tokens into groups of neighbours, see `layout.neighbours`."""
+    return neighbours([length + 2 for length in lengths], budget)
 
 
 def lay_out(
