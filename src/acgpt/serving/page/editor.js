@@ -26,6 +26,7 @@ export function start(initial, onchange) {
 
 /** Replace the text, as a step that can be undone; the caret goes to `caret`. */
 export function set(value, caret = value.length) {
+  if (value === field.value) return;
   history.add(value);
   write(value, caret);
 }

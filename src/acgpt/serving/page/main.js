@@ -138,7 +138,7 @@ function open(name) {
   }
   $("run-label").textContent = VIEWS[name].label;
   const text = inView(editor.text(), name);
-  if (text !== editor.text()) editor.set(text);
+  editor.set(text);
   remember();
   if (shown[name] !== text && runsAlone(text)) runText(text);
 }
@@ -150,7 +150,7 @@ function runsAlone(text) {
 }
 
 function runText(text) {
-  if (text !== editor.text()) editor.set(text);
+  editor.set(text);
   clearTimeout(redraw);
   run();
 }
@@ -274,6 +274,6 @@ addEventListener("hashchange", () => {
   const found = state.read();
   if (!found) return;
   restoreControls(found);
-  if (found.text !== null && found.text !== editor.text()) editor.set(found.text);
+  editor.set(found.text ?? editor.text());
   if (VIEWS[found.view] && found.view !== view) open(found.view);
 });

@@ -12,21 +12,19 @@ const IN_SLOT = /(\\[\\{}|_?])|(\{\{|\}\}|\|)|[^\\{}|]+|./gsu;
  */
 export function parse(template) {
   const parts = [];
-  let given = "",
-    from = 0,
-    offset = 0;
+  let [given, from, offset] = ["", 0, 0];
   const addGiven = (end) => given && parts.push({ text: given, start: from, end });
   for (let match; (OPENING.lastIndex = offset), (match = OPENING.exec(template));) {
-    const backslashes = match[1].length,
-      after = match.index + match[0].length;
+    const backslashes = match[1].length;
+    const after = match.index + match[0].length;
     given += template.slice(offset, match.index) + "\\".repeat(backslashes >> 1);
     if (backslashes % 2) {
       given += "{{";
       offset = after;
       continue;
     }
-    const start = after - 2,
-      slot = parseSlot(template, after);
+    const start = after - 2;
+    const slot = parseSlot(template, after);
     if (!slot) return null;
     addGiven(start);
     parts.push({ ...slot, start, source: template.slice(start, slot.end) });
@@ -44,8 +42,8 @@ function parseSlot(template, inside) {
     pattern.lastIndex = inside;
     const match = pattern.exec(template);
     if (!match) return null;
-    const end = inside + match[0].length,
-      [, first, last, regex] = match;
+    const end = inside + match[0].length;
+    const [, first, last, regex] = match;
     if (pattern === UNKNOWN) return { kind: "unknown", tokens: Number(first), end };
     if (first !== undefined && last === undefined && regex === undefined)
       return { kind: "blank", tokens: Number(first), end };
