@@ -335,16 +335,16 @@ class Decoding:
                 self.decoder = None
         if self.decoder is not None and self.decoder.fits(size):
             return self.decoder
-        if self.fixed:
-            self.decoder = None  # free its memory first
         old = self.decoder
-        if old is None and engine.cuda and not self.fixed:  # a larger one would capture all its steps again
+        if self.fixed:
+            self.decoder = old = None  # free its memory first
+        elif old is not None:
+            doubled = 2 * old.size[0] if size[0] > old.size[0] else old.size[0]
+            size = (max(size[0], doubled), *map(max, size[1:], old.size[1:]))
+        elif engine.cuda:  # a larger one would capture all its steps again
             slots = max(size[1], ROOMY_SLOTS)
             most = ROOMY_BYTES // (slots * engine.slot_bytes)
             size = (max(size[0], min(ROOMY_ROWS, most)), slots, *(max(x, ROOMY_SLOTS) for x in size[2:4]), size[4])
-        if old is not None:
-            doubled = 2 * old.size[0] if size[0] > old.size[0] else old.size[0]
-            size = (max(size[0], doubled), *map(max, size[1:], old.size[1:]))
         larger = Decoder(engine.model, like, size, engine.ragged, tracked=not self.fixed)
         if old is not None:
             larger.take_over(old, len(self.rows))
