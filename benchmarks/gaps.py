@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
@@ -34,6 +35,7 @@ from sandbox import passes_all
 
 import acgpt
 from acgpt.errors import InputError
+from acgpt.models.executor import LengthRequest, Scores
 from acgpt.query.gaps import encode_gaps
 from acgpt.query.template import parse
 
@@ -103,10 +105,7 @@ def fill(lm: acgpt.LanguageModel, tasks: Sequence[Task], condition: str) -> tupl
         for start in range(0, len(members), BATCH)
     ]
     executor = lm._executor
-    with (
-        patch.object(executor, "log_probs", wraps=executor.log_probs) as scores,
-        patch.object(executor, "lengths", wraps=executor.lengths) as lengths,
-    ):
+    with patch.object(executor, "answers", wraps=executor.answers) as passes:
         for to_newline, batch in batches:
             bound = MAX_TOKENS if to_newline or told == "unknown" else None
             future, stop = None if reads == "future" else False, "\n" if to_newline else ()
@@ -114,9 +113,9 @@ def fill(lm: acgpt.LanguageModel, tasks: Sequence[Task], condition: str) -> tupl
             answers = lm.fill(templates, 1, max_tokens=bound, stop=stop, future=future, notice=drawn.append, seed=0)
             for i, answer in zip(batch, answers, strict=True):
                 fills[i] = answer[0].fills[0] + ("\n" if to_newline else "")
-    asked = sum(len(request.questions) for call in lengths.call_args_list for request in call.args[0].values())
-    scored = sum(len(call.args[0]) for call in scores.call_args_list) if condition != KNOWN else 0
-    return fills, sum(drawn), asked + scored
+    requests = Counter(type(task.request) for call in passes.call_args_list for task in call.args[0])
+    scored = requests[Scores] if condition != KNOWN else 0
+    return fills, sum(drawn), requests[LengthRequest] + scored
 
 
 def template_of(lm: acgpt.LanguageModel, task: Task, told: str, to_newline: bool) -> str:

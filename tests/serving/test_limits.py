@@ -365,7 +365,7 @@ def test_a_request_without_room_in_memory_is_503_and_harms_no_other(served_lm, m
     with service_of(served_lm) as service:
         http = local_client(create_app(service))
         with monkeypatch.context() as patch:
-            patch.setattr(type(served_lm.searches.executor), "log_probs", scores)
+            patch.setattr(type(served_lm.searches.executor), "answers", scores)
             message = refused(http.post("/v1/log_prob", json={"query": SCORE}), 503, "out_of_memory")
             assert "no memory for this request" in message and "CUDA" not in message and "bytes" not in message
         assert http.post("/v1/log_prob", json={"query": SCORE}).status_code == 200

@@ -16,10 +16,9 @@ from tolerance import exactly, same_scores
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.modules import blocks_of
 from acgpt.models.ask import Fill, FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk
-from acgpt.models.executor import Scores
+from acgpt.models.executor import Executor, Scores
 from acgpt.serving.app import create_app
-from acgpt.serving.jobs import Broken, Draining, QueueFull
-from acgpt.serving.scheduler import Scheduler
+from acgpt.serving.scheduler import Broken, Draining, QueueFull, Scheduler
 from acgpt.serving.service import Service
 
 WORDS = ["cat", "dog", "bird", "mat", "the", "sat", "on", "a"]
@@ -112,14 +111,14 @@ def test_a_search_that_fails_fails_alone(lm, scheduler, by):
 
 def test_rows_that_cannot_be_prefilled_fail_alone(lm, scheduler, monkeypatch):
     """As when there is no memory for a long text."""
-    real, long = Scheduler._prefill, 30
+    real, long = Scheduler._join, 30
 
-    def prefill(self, route, rows):
-        if any(len(pending.query) > long for pending in rows):
+    def join(self, tasks):
+        if any(len(task.query) > long for task in tasks):
             raise MemoryError("no room")
-        return real(self, route, rows)
+        return real(self, tasks)
 
-    monkeypatch.setattr(Scheduler, "_prefill", prefill)
+    monkeypatch.setattr(Scheduler, "_join", join)
     texts = ["The {{_4}} sat." if i % 2 else "The cat sat. " * 8 + "{{_4}}" for i in range(6)]
     jobs = [scheduler.submit(lm.searches.of(SampleAsk(text, seed=i))) for i, text in enumerate(texts)]
     for i, job in enumerate(jobs):
@@ -202,8 +201,8 @@ def test_a_query_waits_for_others_the_longer_the_more_rows_are_decoded(lm, monke
     assert scheduler.close(drain=False, timeout=60)
     monkeypatch.setattr(Scheduler, "active_rows", active)
     for _ in range(2):  # the count begins again
-        assert [scheduler._due("lengths", waiting) for _ in range(rounds)] == [False] * (rounds - 1) + [True]
-    assert not scheduler._due("lengths", 0)
+        assert [scheduler._due("queries", waiting) for _ in range(rounds)] == [False] * (rounds - 1) + [True]
+    assert not scheduler._due("queries", 0)
 
 
 def test_searches_whose_lengths_are_known_still_wait(lengths_lm, started, monkeypatch):
@@ -211,7 +210,7 @@ def test_searches_whose_lengths_are_known_still_wait(lengths_lm, started, monkey
     monkeypatch.setattr(Scheduler, "_admit", lambda self: time.sleep(0.001))
     scheduler = started(lengths_lm, most_waiting=3)
     jobs = [scheduler.submit(lengths_lm.searches.of(FillAsk("The {{_}} sat.", 1, max_tokens=3))) for _ in range(3)]
-    assert until(lambda: len({pending.job for pending in list(scheduler.waiting)}) == 3)  # after their lengths
+    assert until(lambda: len({task.owner for task in list(scheduler.waiting)}) == 3)  # after their lengths
     assert scheduler.queued == 3
     with pytest.raises(QueueFull):
         scheduler.submit(lengths_lm.searches.of(FillAsk("The {{_}} sat.", 1, max_tokens=3)))
@@ -220,10 +219,8 @@ def test_searches_whose_lengths_are_known_still_wait(lengths_lm, started, monkey
 
 
 def test_lengths_are_asked_in_slices_while_rows_are_decoded(lengths_lm, started, monkeypatch):
-    asked, lengths, gate = [], type(lengths_lm.searches.executor).lengths, threading.Event()
-    monkeypatch.setattr(
-        type(lengths_lm.searches.executor), "lengths", lambda self, r: (asked.append(len(r)), lengths(self, r))[1]
-    )
+    asked, answers, gate = [], Executor.answers, threading.Event()
+    monkeypatch.setattr(Executor, "answers", lambda self, tasks: (asked.append(len(tasks)), answers(self, tasks))[1])
     scheduler = started(lengths_lm)
     scheduler.slice = 1  # token
 

@@ -42,7 +42,7 @@ def test_a_pass_that_fails_is_logged_and_does_not_keep_the_server_from_starting(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(Executor, "log_probs", fail)
+        patch.setattr(Executor, "answers", fail)
         assert 0 < warm_up(lm, scheduler) < ROUNDS * len(list(questions(lm)))
     assert type(error).__name__ in caplog.text
     assert scheduler.submit(lm.searches.of(ScoreAsk("The {{cat}} sat."))).future.result(60)

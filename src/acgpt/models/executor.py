@@ -1,37 +1,41 @@
 """Running queries on the network: what is between the public methods of `LanguageModel` and a method's passes.
 
-    searches   ──► requests (`Rows`, `Scores`, …) of all of them ──► batches with the same route ──► passes
+    searches ──► requests (`Rows`, `Scores`, …) ──► tasks, one a query ──► groups ──► passes, pools ──► answers
 
-A search is a generator that yields requests and is sent their results, so that the requests of many questions are
-answered together (`models.searches` makes them). A request is split by the route of its queries, because a pass has one
-adapter. During a pass the network is locked, see `engine.modules`. `Executor` runs searches to their ends, all in step;
-`serving.scheduler` answers the same requests as they come.
+A search is a generator that yields requests and is sent their results (`models.searches` makes them). A request is
+split into tasks. Tasks of one group share a pass, whatever search they are of: they have the same route, because a pass
+has one adapter, and the same options. Rows of one route are decoded together, in a `Pool`. During a pass the network is
+locked, see `engine.modules`.
+
+Two policies run searches with these parts: `Executor` runs those of one call to their ends, all in step;
+`serving.scheduler` runs those of many clients, as they come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, TypeVar
+from itertools import chain
+from operator import attrgetter
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 
 from acgpt.common.options import ignore
-from acgpt.engine.decode import Drawn
 from acgpt.engine.engine import Engine
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.modules import evaluating, turn, unchanged
 from acgpt.engine.peft import Switch
 from acgpt.engine.steps import Guide, Row
-from acgpt.errors import ModelError
+from acgpt.errors import ModelError, QueryError
 from acgpt.models.adapters import BARE
-from acgpt.models.router import Route, Router, by_route, lookup
-from acgpt.query.lengths import LengthQuestion
+from acgpt.models.router import Route, Router, lookup
 from acgpt.query.query import Query
 from acgpt.query.sampling import Sampling
+
+# ---- what a search asks for -----------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -40,77 +44,181 @@ class Rows:
 
     Args:
         sampling: Temperature, truncation and seed.
-        stopped: Tells whether a row ends early.
+        stopped: Tells whether a row ends early, after it has drawn a token.
         notice: Called with the number of new tokens whenever some are drawn.
         progress: Called with a row whenever it has drawn a token.
-        queries: The query of each row.
-        samples: The number of each sample.
-        routes: What answers each query.
-        guides: The guide of each row.
+        rows: The query of each row, its route, the number of the sample, and a guide.
     """
 
+    shared: ClassVar = ("sampling",)
     sampling: Sampling
-    stopped: Callable[[Row], bool]
+    stopped: Callable[[Row], object] = ignore
     notice: Callable[[int], object] = ignore
     progress: Callable[[Row], object] = ignore
-    queries: list[Query] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
-    routes: list[Route] = field(default_factory=list)
-    guides: list[Guide] = field(default_factory=list)
+    rows: list[tuple[Query, Route, int, Guide | None]] = field(default_factory=list)
 
-    def add(self, query: Query, sample: int, route: Route, guide: Guide) -> None:
+    def add(self, query: Query, sample: int, route: Route, guide: Guide | None = None) -> None:
         """Add a row."""
-        self.queries.append(query)
-        self.samples.append(sample)
-        self.routes.append(route)
-        self.guides.append(guide)
+        self.rows.append((query, route, sample, guide))
+
+    def tasks(self, owner: Any = None) -> Sequence[RowTask]:
+        """Return a task for each row."""
+        return [RowTask(owner, self, *row) for row in self.rows]
+
+    def result(self, answers: list[Row]) -> Any:
+        """Return the result, from the rows that were drawn."""
+        return answers
 
 
 @dataclass
-class Samples:
-    """A request for n samples of each query. Its result has a list of n samples for each of them.
+class Queries:
+    """A request for something about each of some queries. Its result is a list with an answer to each of them.
 
     Args:
         queries: The queries.
         routes: What answers each query.
+
+    Attributes:
+        shared: Names of the options that requests must have in common for their queries to be answered in one batch.
+    """
+
+    shared: ClassVar[tuple[str, ...]] = ()
+    queries: list[Any]
+    routes: list[Route]
+
+    def tasks(self, owner: Any = None) -> Sequence[Task]:
+        """Return a task for each query."""
+        return [Task(owner, self, query, route) for query, route in zip(self.queries, self.routes, strict=True)]
+
+    def result(self, answers: list[Any]) -> Any:
+        """Return the result, from the answers to all queries."""
+        return answers
+
+
+@dataclass
+class Samples(Queries):
+    """A request for a list of n samples of each query.
+
+    Args:
         n: Number of samples per query.
         sampling: Temperature, truncation and seed.
         notice: Called with the number of new tokens whenever some are drawn.
     """
 
-    queries: list[Query]
-    routes: list[Route]
+    shared = ("n", "sampling", "notice")
     n: int
     sampling: Sampling
     notice: Callable[[int], object] = ignore
 
 
 @dataclass
-class Scores:
-    """A request for the log-probabilities of the asked tokens of each query. Its result is a list for each of them."""
-
-    queries: list[Query]
-    routes: list[Route]
+class Scores(Queries):
+    """A request for a list of the log-probabilities of the asked tokens of each query."""
 
 
 @dataclass
 class Top(Scores):
     """`Scores` with the k most probable tokens in each place. Its result has a list of `TopScore` for each query."""
 
+    shared = ("k",)
     k: int
 
 
 @dataclass
-class LengthRequest:
-    """A request for the distribution of lengths of gaps. Its result is an array of (n, CLASSES) log-probabilities."""
+class LengthRequest(Queries):
+    """A request for (CLASSES,) log-probabilities of lengths, for each `LengthQuestion`.
 
-    questions: list[LengthQuestion]
+    Args:
+        head: The head of the routes, see `Executor.length_head`.
+    """
+
+    head: LengthHead
+
+
+@dataclass
+class SampleRows(Rows):
+    """`Samples` as rows, n for each query, with the same result."""
+
+    n: int = 1
+
+    @classmethod
+    def of(cls, request: Samples) -> SampleRows:
+        """Return the rows of a request."""
+        rows = cls(request.sampling, notice=request.notice, n=request.n)
+        for query, route in zip(request.queries, request.routes, strict=True):
+            for sample in range(request.n):
+                rows.add(query, sample, route)
+        return rows
+
+    def result(self, answers: list[Row]) -> Any:
+        """Return n samples for each query."""
+        ids = [np.array([token for _, token, _ in row.drawn]) for row in answers]
+        log_probs = [np.array([log_prob for *_, log_prob in row.drawn]) for row in answers]
+        samples = list(zip(ids, log_probs, strict=True))
+        return [samples[first : first + self.n] for first in range(0, len(samples), self.n)]
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """One query of a request.
+
+    Args:
+        owner: Whose request it is, for a scheduler.
+        request: The request.
+        query: The query.
+        route: What answers it.
+        answer: The answer, once it is known.
+    """
+
+    owner: Any
+    request: Rows | Queries
+    query: Any
     route: Route
+    answer: Any = field(default=None, init=False)
+
+    @property
+    def group(self) -> Hashable:
+        """What tasks have in common that are computed in one batch."""
+        request = self.request
+        return type(request), self.route, *[getattr(request, name) for name in request.shared]
+
+    @property
+    def slots(self) -> int:
+        """Upper bound of the slots that it takes in a batch; BOS is not counted."""
+        return 2 * len(self.query)
+
+
+@dataclass(eq=False, slots=True)
+class RowTask(Task):
+    """One row of a request. It has a `row` once it has joined a pool."""
+
+    request: Rows
+    sample: int
+    guide: Guide | None
+    row: Row = field(init=False)
+
+    def ended(self) -> bool:
+        """Report the token that the row has drawn, and return whether the row has ended."""
+        self.request.notice(1)
+        self.request.progress(self.row)
+        return self.row.done or bool(self.request.stopped(self.row))
 
 
 Result = TypeVar("Result")
-Request = Rows | Samples | Scores | LengthRequest
+AnyTask = TypeVar("AnyTask", bound=Task)
+Request = Rows | Queries
 Search = Generator[Request, Any, Result]
+
+
+# ---- how it is computed ---------------------------------------------------------------------------------------------
+
+
+def grouped(tasks: Iterable[AnyTask], key: Callable[[AnyTask], Hashable]) -> Iterable[list[AnyTask]]:
+    """Return lists of the tasks with the same key, in the order of the first ones."""
+    groups: dict[Hashable, list[AnyTask]] = {}
+    for task in tasks:
+        groups.setdefault(key(task), []).append(task)
+    return groups.values()
 
 
 class Executor:
@@ -174,19 +282,37 @@ class Executor:
         ):
             yield self.engine.with_mask(self.mask(route.adapter))
 
-    def log_probs(self, queries: Sequence[Query], routes: Sequence[Route], k: int | None = None) -> list[list[Any]]:
-        """Return the log-probability of each asked token; with k, a `TopScore` with the k most probable tokens."""
-        results: dict[int, list[Any]] = {}
-        for route, members in by_route(routes):
-            method, asked = self.router.method(route), [queries[i] for i in members]
-            with self.inference(route) as engine:
-                answers: Sequence[list[Any]] = (
-                    method.log_probs(engine, asked, future=route.future)
-                    if k is None
-                    else method.top_log_probs(engine, asked, k, future=route.future)
-                )
-            results.update(zip(members, answers, strict=True))
-        return [results[i] for i in range(len(queries))]
+    def answers(self, tasks: Sequence[Task]) -> Sequence[Any]:
+        """Return the answers to tasks of one group, in one batch. Rows are drawn by a `Pool` instead."""
+        request, route, queries = tasks[0].request, tasks[0].route, [task.query for task in tasks]
+        method, future = self.router.method(route), route.future
+        with self.inference(route) as engine:
+            match request:
+                case Top():
+                    return method.top_log_probs(engine, queries, request.k, future=future)
+                case Scores():
+                    return method.log_probs(engine, queries, future=future)
+                case LengthRequest():
+                    return list(engine.length_log_probs(queries, request.head))
+                case Samples():
+                    return method.sample(
+                        engine.with_notice(request.notice), queries, request.n, request.sampling, future
+                    )
+        raise AssertionError(request)
+
+    def draws_by_steps(self, request: Samples) -> bool:
+        """Return whether samples can be drawn step by step; if not, `answers` draws them, or raises what is wrong."""
+        for query, route in zip(request.queries, request.routes, strict=True):
+            method = self.router.method(route)
+            try:
+                method.decoding(self.engine, request.sampling, route.future)
+            except QueryError:
+                return False
+            if not method.can_sample(query, route.future) or not len(query.asked_at):
+                return False
+        return True
+
+    # ---- the searches of one call -----------------------------------------------------------------------------------
 
     def run(self, searches: Sequence[Search[Result]]) -> list[Result]:
         """Run searches to their ends, and return their results. Their requests are answered together."""
@@ -209,87 +335,82 @@ class Executor:
                     requests[i] = searches[i].send(answer)
                 except StopIteration as end:
                     results[i] = end.value
-            answers = yield from self.answers(requests)
+            answers = yield from self.results(requests)
         return [results[i] for i in range(len(searches))]
 
-    def answers(self, requests: Mapping[int, Request]) -> Generator[None, None, dict[int, Any]]:
-        """Return the results of requests, by number; those of one kind are computed together."""
-        answers: dict[int, Any] = {}
-        scoring = {i: request for i, request in requests.items() if type(request) is Scores}
-        routes = [route for request in scoring.values() for route in request.routes]
-        found = iter(self.log_probs([query for r in scoring.values() for query in r.queries], routes))
-        answers.update({i: list(islice(found, len(request.queries))) for i, request in scoring.items()})
-        for i, request in requests.items():
-            if isinstance(request, Top):
-                answers[i] = self.log_probs(request.queries, request.routes, request.k)
-        sampling = {i: request for i, request in requests.items() if isinstance(request, Samples)}
-        answers.update(zip(sampling, self.samples(list(sampling.values())), strict=True))
-        answers.update(self.lengths({i: r for i, r in requests.items() if isinstance(r, LengthRequest)}))
-        drawing = {i: request for i, request in requests.items() if isinstance(request, Rows)}
-        rows = iter((yield from self.draw(list(drawing.values()))))
-        answers.update({i: list(islice(rows, len(request.queries))) for i, request in drawing.items()})
-        return answers
+    def results(self, requests: Mapping[int, Request]) -> Generator[None, None, dict[int, Any]]:
+        """Return the results of requests, by number; tasks of one group are computed together."""
+        tasks = {number: request.tasks() for number, request in requests.items()}
+        for members in grouped(chain.from_iterable(tasks.values()), attrgetter("group")):
+            rows = [task for task in members if isinstance(task, RowTask)]
+            if rows:
+                yield from self.draw(rows)
+                continue
+            for task, answer in zip(members, self.answers(members), strict=True):
+                task.answer = answer
+        return {number: request.result([task.answer for task in tasks[number]]) for number, request in requests.items()}
 
-    def samples(self, requests: Sequence[Samples]) -> list[list[list[Drawn]]]:
-        """Return the samples of each request; those with the same options are drawn together."""
-        results: list[list[list[Drawn]]] = [[[] for _ in request.queries] for request in requests]
-        groups: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
-        for number, request in enumerate(requests):
-            for i, route in enumerate(request.routes):
-                groups.setdefault((route, request.n, request.sampling, request.notice), []).append((number, i))
-        for (route, n, sampling, notice), members in groups.items():
-            queries = [requests[number].queries[i] for number, i in members]
-            with self.inference(route) as engine:
-                batch = self.router.method(route).sample(engine.with_notice(notice), queries, n, sampling, route.future)
-            for (number, i), drawn in zip(members, batch, strict=True):
-                results[number][i] = drawn
-        return results
+    def draw(self, tasks: list[RowTask]) -> Generator[None, None, None]:
+        """Draw the rows of a group, those of about the same length together; yield after each step."""
+        tasks.sort(key=lambda task: len(task.query.asked_at))
+        for start in range(0, len(tasks), self.engine.most_rows):
+            drawn = batch = tasks[start : start + self.engine.most_rows]
+            pool = Pool(self, batch[0].route, batch[0].request.sampling)
+            pool.join(batch)
+            while drawn or pool.tasks:
+                ended = [task for task in drawn if task.ended()]
+                yield
+                pool.release(ended)
+                drawn = pool.step() if pool.tasks else []
+            for task in batch:
+                task.answer = task.row
 
-    def lengths(self, requests: Mapping[int, LengthRequest]) -> dict[int, np.ndarray]:
-        """Return the log-probabilities of lengths of requests, by number."""
-        results: dict[int, np.ndarray] = {}
-        numbers = list(requests)
-        for route, members in by_route([request.route for request in requests.values()]):
-            head, chosen = self.length_head(route), [numbers[member] for member in members]
-            assert head is not None
-            questions = [question for number in chosen for question in requests[number].questions]
-            with self.inference(route) as engine:
-                answers = engine.length_log_probs(questions, head)
-            ends = np.cumsum([len(requests[number].questions) for number in chosen])
-            results.update(zip(chosen, np.split(answers, ends[:-1]), strict=True))
-        return results
 
-    def draw(self, requests: Sequence[Rows]) -> Generator[None, None, list[Row]]:
-        """Draw the rows of requests, in batches with the same route and sampling options; yield after each step."""
-        everything = [(request, i) for request in requests for i in range(len(request.queries))]
-        groups: dict[tuple[Route, Sampling], list[int]] = {}
-        for number, (request, i) in enumerate(everything):
-            groups.setdefault((request.routes[i], request.sampling), []).append(number)
-        results: dict[int, Row] = {}
-        for (route, sampling), numbers in groups.items():
-            numbers.sort(key=lambda number: len(everything[number][0].queries[everything[number][1]].asked_at))
-            for start in range(0, len(numbers), self.engine.most_rows):
-                batch = numbers[start : start + self.engine.most_rows]
-                members = [everything[number] for number in batch]
-                request_of = {id(r.guides[i]): r for r, i in members}
-                with self.inference(route) as engine:
-                    decoding = self.router.method(route).decoding(engine, sampling, route.future)
-                    rows = decoding.prefill(
-                        [r.queries[i] for r, i in members],
-                        [r.samples[i] for r, i in members],
-                        guides=[r.guides[i] for r, i in members],
-                    )
-                drawn = rows
-                while True:
-                    members[0][0].notice(len(drawn))
-                    for row in drawn:
-                        request_of[id(row.guide)].progress(row)
-                    yield
-                    ended = [row for row in decoding.rows if row.done or request_of[id(row.guide)].stopped(row)]
-                    decoding.release(ended)
-                    if not decoding.rows:
-                        break
-                    with self.inference(route, stepping=True):
-                        drawn = decoding.step()
-                results.update(zip(batch, rows, strict=True))
-        return [results[number] for number in range(len(everything))]
+class Pool:
+    """Rows of one route that are decoded together.
+
+    Args:
+        executor: Runs the passes.
+        route: What answers the queries of the rows.
+        sampling: Sampling options that are likely for the rows; each row has its own.
+
+    Attributes:
+        tasks: The rows, by the id of the active row.
+    """
+
+    def __init__(self, executor: Executor, route: Route, sampling: Sampling) -> None:
+        self.executor, self.route = executor, route
+        engine = executor.engine.with_mask(executor.mask(route.adapter))
+        self.decoding = executor.router.method(route).decoding(engine, sampling, route.future)
+        self.tasks: dict[int, RowTask] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Size of the cache of keys and values."""
+        rows, slots = self.decoding.decoder.size[:2] if self.decoding.decoder is not None else (0, 0)
+        return rows * slots * self.decoding.engine.slot_bytes
+
+    def join(self, tasks: Sequence[RowTask]) -> Sequence[Row]:
+        """Add rows, in one batch, and draw the first token of each; return the rows."""
+        same: dict[Query, Query] = {}  # equal queries share a prefill
+        with self.executor.inference(self.route):
+            rows = self.decoding.prefill(
+                [same.setdefault(task.query, task.query) for task in tasks],
+                [task.sample for task in tasks],
+                samplings=[task.request.sampling for task in tasks],
+                guides=[task.guide for task in tasks],
+            )
+        for task, row in zip(tasks, rows, strict=True):
+            task.row, self.tasks[id(row)] = row, task
+        return rows
+
+    def step(self) -> list[RowTask]:
+        """Advance all rows by one step; return those that drew a token."""
+        with self.executor.inference(self.route, stepping=True):
+            return [self.tasks[id(row)] for row in self.decoding.step()]
+
+    def release(self, tasks: Sequence[RowTask]) -> None:
+        """Remove rows, whether they have ended or not."""
+        self.decoding.release([task.row for task in tasks])
+        for task in tasks:
+            del self.tasks[id(task.row)]

@@ -114,7 +114,7 @@ class FillByLengths(Filler):
             length_question(ids, roles, places, lengths, distance=head.distance, positions=self.positions)
             for lengths in before
         ]
-        answers = yield LengthRequest(questions, self.route)
+        answers = yield LengthRequest(questions, [self.route] * len(questions), head)
         return [
             normalised(answer, self.fitting(index, lengths)) for answer, lengths in zip(answers, before, strict=True)
         ]

@@ -187,14 +187,6 @@ class Router:
         return [Route(self.resolve(adapter), used, keep_adapters=adapter is None or not self.adapters)] * len(queries)
 
 
-def by_route(routes: Sequence[Route]) -> list[tuple[Route, list[int]]]:
-    """Group query indices by route."""
-    groups: dict[Route, list[int]] = {}
-    for number, route in enumerate(routes):
-        groups.setdefault(route, []).append(number)
-    return list(groups.items())
-
-
 def caller_level() -> int:
     """Return the `stacklevel` with which the caller of this function warns about the line that called this package."""
     frame, level = inspect.currentframe(), 0

@@ -17,8 +17,8 @@ from acgpt.errors import InputError, reason
 from acgpt.serving import llama_cpp, mistral, native, openai, page, page_routes
 from acgpt.serving.error_body import body_of, unavailable
 from acgpt.serving.errors import INVALID, KINDS, NotJson, http_body, nearest, validation_body
-from acgpt.serving.jobs import BROKEN
 from acgpt.serving.middleware import CONTENT_TYPE, BodyRead, HostChecked, KeyRequired, Metrics, Observed, error_reply
+from acgpt.serving.scheduler import BROKEN
 from acgpt.serving.service import Service
 from acgpt.version import __version__
 

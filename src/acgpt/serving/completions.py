@@ -293,9 +293,9 @@ class Completer:
                 for sample in range(ask.drawn if query is not None else 0):
                     assert query is not None
                     writer = Writer(self.bytes_of, self.ends, ask.stop, allowed, ask.min_tokens)
-                    index_of[id(writer)] = len(request.queries)
+                    index_of[id(writer)] = len(request.rows)
                     request.add(query, sample, route, writer)
-            rows = iter((yield request) if request.queries else [])
+            rows = iter((yield request) if request.rows else [])
             chosen: list[Completion] = []
             drawn = 0
             for query in queries:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from acgpt.errors import InputError, QueryError, TemplateError
 from acgpt.serving.error_body import Kind, body_of
-from acgpt.serving.jobs import Broken, Draining, QueueFull
+from acgpt.serving.scheduler import Broken, Draining, QueueFull
 from acgpt.serving.service import Disconnected, TimeExceeded
 
 NO_MEMORY = ("not enough memory", "can't allocate memory")  # in messages of torch's allocator on a CPU

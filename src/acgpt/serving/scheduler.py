@@ -5,14 +5,13 @@
     loop    arrivals and cancellations
             rows that wait join                  one prefill for all that share a route
             one decoding step of every pool      a pool has the rows of one route; finished rows leave
-            one pass of scores                   small while rows are decoded, so that these do not wait long
+            a pass for queries that wait         for scores and lengths; small while rows are decoded
 
-On a GPU a prefill or a pass of scores takes longer than a step, however few queries are in it. While rows are decoded,
-queries wait for a few others, at most `patience` rounds.
+On a GPU a prefill or a pass takes longer than a step, however few queries are in it. While rows are decoded, queries
+wait for a few others, at most `patience` rounds.
 
-Every search gets the answers that `executor.Executor` would give it alone, up to rounding: the noise of a sample
-depends on its seed and query only. What fails, fails alone: if a batch raises an error, its members are tried one by
-one.
+Every search gets the answers that `Executor.run` would give it alone, up to rounding: the noise of a sample depends on
+its seed and query only. What fails, fails alone: if a batch raises an error, its members are tried one by one.
 
 A pass that nobody waits for any more ends at the next block of the network: on a CPU, a pass over a long text takes
 minutes.
@@ -26,37 +25,38 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import InvalidStateError
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
-import numpy as np
 import torch
 
 from acgpt.engine.modules import Watch, blocks_of
 from acgpt.engine.prefixes import Prefixes
 from acgpt.engine.steps import Row
-from acgpt.errors import QueryError
-from acgpt.models.executor import Executor, LengthRequest, Request, Rows, Samples, Scores, Search, Top
-from acgpt.models.router import Route, by_route
-from acgpt.query.query import Query
-from acgpt.serving.jobs import (
-    BROKEN,
-    Broken,
-    Counts,
-    Draining,
-    Job,
-    PendingRow,
-    PendingScore,
+from acgpt.models.executor import (
+    AnyTask,
+    Executor,
+    LengthRequest,
     Pool,
-    QueueFull,
-    tokens_of,
+    Request,
+    RowTask,
+    SampleRows,
+    Samples,
+    Scores,
+    Search,
+    Task,
+    grouped,
 )
+from acgpt.models.router import Route
 from acgpt.serving.log import log_failure
 
 Result = TypeVar("Result")
 
-SLICE = {"cpu": 1024, "cuda": 8192}  # tokens per pass of scores while rows are decoded
+BROKEN = "the server cannot answer any more: restart it."
+SLICE = {"cpu": 1024, "cuda": 8192}  # slots of queries that are answered between two steps, while rows are decoded
 PATIENCE = {"cpu": 0, "cuda": 8}  # rounds at most that a query waits for others; fewer if there are few rows
 ENOUGH = 2  # so many times the queries that wait are at least as many as the rows that are decoded
 CROWD = 8  # rows that are decoded, for each round that a query may wait for others
@@ -70,8 +70,64 @@ def device_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
+class Refused(Exception):
+    """A search that was not accepted."""
+
+
+class QueueFull(Refused):
+    """Too many searches are waiting."""
+
+
+class Draining(Refused):
+    """The scheduler is being closed, and accepts nothing more."""
+
+
+class Broken(Refused):
+    """The thread of the scheduler has ended with an error."""
+
+
 class Abandoned(Exception):
     """All searches that a pass was for were cancelled."""
+
+
+class Job(Generic[Result]):
+    """A search that was submitted.
+
+    Args:
+        search: The search.
+        wake: Wakes the scheduler.
+
+    Attributes:
+        future: Its result.
+    """
+
+    def __init__(self, search: Search[Result], wake: threading.Condition) -> None:
+        self.search, self.wake = search, wake
+        self.future: Future[Result] = Future()
+        self.cancelled = False
+        self.begun = False
+        self.tasks: Sequence[Task] = ()  # of the request that is being answered
+        self.missing = 0  # number of tasks without an answer
+
+    def cancel(self) -> None:
+        """Give up the search; its rows leave before the next step. May be called from any thread, at any time."""
+        with self.wake:
+            self.cancelled = True
+            self.wake.notify()
+
+
+@dataclass
+class Counts:
+    """What a scheduler has done, for /metrics."""
+
+    jobs: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    steps: int = 0
+    drawn: int = 0
+    scored: int = 0
+    busy_seconds: float = 0.0
 
 
 class Scheduler:
@@ -89,20 +145,18 @@ class Scheduler:
         self.patience, self.slice = PATIENCE[device], SLICE[device]
         self.keep_pools = executor.engine.cuda  # also without rows: their steps have been captured
         self.kept_bytes = max(KEPT_BYTES, int(KEPT_SHARE * device_bytes(executor.engine.model.device)))
-        self.rounds = {"rows": 0, "lengths": 0, "scores": 0}  # that something of this kind has waited
         executor.engine.serving = True
         executor.engine.prefixes = Prefixes(executor.engine.model, PREFIX_BYTES)
         self.most_rows = most_rows or executor.engine.most_rows
         self.wake = threading.Condition()
         self.arrivals: deque[Job[Any]] = deque()
         self.jobs: set[Job[Any]] = set()  # accepted and not finished
-        self.waiting: deque[PendingRow] = deque()
-        self.scores: deque[PendingScore] = deque()
-        self.lengths: deque[Job[Any]] = deque()
-        self.blocking: deque[Job[Any]] = deque()  # samples of methods that cannot be decoded step by step
+        self.waiting: deque[RowTask] = deque()
+        self.queries: deque[Task] = deque()  # for scores, for lengths, and for samples that are not drawn step by step
+        self.rounds = {"rows": 0, "queries": 0}  # that some of these have waited
         self.pools: dict[Route, Pool] = {}
         self.counts = Counts()
-        self.passing: list[Job[Any]] = []  # what the pass that is being run is for
+        self.passing: Sequence[Task] = ()  # what the pass that is being run is for
         self.draining = self.stopped = self.broken = False
         self.thread = threading.Thread(target=self._loop, name="acgpt-scheduler", daemon=True)
         self.thread.start()
@@ -140,7 +194,7 @@ class Scheduler:
     @property
     def active_rows(self) -> int:
         """Number of rows that are being decoded."""
-        return sum(len(pool.rows) for pool in list(self.pools.values()))  # likewise
+        return sum(len(pool.tasks) for pool in list(self.pools.values()))  # likewise
 
     def close(self, *, drain: bool = True, timeout: float | None = None) -> bool:
         """Accept nothing more, and end the thread.
@@ -181,27 +235,14 @@ class Scheduler:
 
     def _check(self) -> None:
         """End a pass that nobody waits for; called before each block of the network."""
-        if self.passing and threading.current_thread() is self.thread and all(job.cancelled for job in self.passing):
+        if not self.passing or threading.current_thread() is not self.thread:
+            return
+        if all(task.owner.cancelled for task in self.passing):
             raise Abandoned
-
-    @contextlib.contextmanager
-    def _pass_for(self, jobs: Iterable[Job[Any]]) -> Iterator[None]:
-        """Run passes for some jobs inside the context; they end if all of these are cancelled.
-
-        Raises:
-            Abandoned: They were.
-        """
-        self.passing = list(jobs)
-        try:
-            yield
-        finally:
-            self.passing = []
 
     def _run(self) -> None:
         while True:
             with self.wake:
-                while not (self.arrivals or self.jobs or self.stopped or self.draining):
-                    self.wake.wait()
                 while not (self.arrivals or self._working() or self._cancelled() or self.stopped):
                     if self.draining and not self.jobs:
                         return
@@ -223,7 +264,7 @@ class Scheduler:
             self.counts.busy_seconds += time.perf_counter() - start
 
     def _round(self, arrivals: Sequence[Job[Any]]) -> None:
-        """Begin new jobs, let rows join, take one step of every pool, and one pass of each other kind."""
+        """Begin new jobs, let rows join, take one step of every pool, and answer queries."""
         for job in arrivals:
             if job in self.jobs:
                 self._advance(job, None)
@@ -231,11 +272,8 @@ class Scheduler:
             self._admit()
         for route in list(self.pools):
             self._step(route)
-        if self._due("lengths", len(self.lengths)):
-            self._ask_lengths()
-        if self._due("scores", len(self.scores)):
-            self._score()
-        self._draw_whole()
+        if self._due("queries", len(self.queries)):
+            self._answer()
 
     def _due(self, kind: str, waiting: int) -> bool:
         """Return whether to compute now what waits: if it is much, has waited for long, or no rows are decoded."""
@@ -249,7 +287,7 @@ class Scheduler:
 
     def _working(self) -> bool:
         """Return whether something can be computed now."""
-        return bool(self.waiting or self.scores or self.lengths or self.blocking or self.active_rows)
+        return bool(self.waiting or self.queries or self.active_rows)
 
     def _cancelled(self) -> list[Job[Any]]:
         """Return the jobs that were cancelled."""
@@ -264,13 +302,6 @@ class Scheduler:
                 job.future.set_result(result)
             else:
                 job.future.set_exception(error)
-
-    def _apart(self, error: Exception, parts: Sequence[Any], repeat: Callable[[Any], None]) -> None:
-        """Repeat a pass that has failed for each of its parts, so that only those fail that cannot be computed."""
-        if len(parts) == 1:
-            return self._finish(parts[0].job, error=error)
-        for part in parts:
-            repeat(part)
 
     def _abandon(self, job: Job[Any]) -> None:
         """Forget a job that was cancelled."""
@@ -288,277 +319,156 @@ class Scheduler:
 
     def _forget(self, job: Job[Any]) -> None:
         """Remove a job and all that waits or is decoded for it."""
-        self.waiting = deque(pending for pending in self.waiting if pending.job is not job)
-        self.scores = deque(pending for pending in self.scores if pending.job is not job)
-        self.lengths = deque(other for other in self.lengths if other is not job)
-        self.blocking = deque(other for other in self.blocking if other is not job)
+        self.waiting = deque(task for task in self.waiting if task.owner is not job)
+        self.queries = deque(task for task in self.queries if task.owner is not job)
         broken: list[tuple[Pool, Exception]] = []
         for route in list(self.pools):
             try:
-                self._release(route, [p for p in self.pools[route].rows.values() if p.job is job])
+                self._release(route, [task for task in self.pools[route].tasks.values() if task.owner is job])
             except Exception as error:
                 log_failure(error)
                 broken.append((self.pools.pop(route), error))
+        job.tasks = ()  # they refer to the job
         with self.wake:  # last, so that a scheduler without jobs has no rows
             self.jobs.discard(job)
         for pool, why in broken:  # a row that cannot be released: those that it is decoded with fail, too
-            for other in {pending.job for pending in pool.rows.values()} & self.jobs:
+            for other in {task.owner for task in pool.tasks.values()} & self.jobs:
                 self._finish(other, error=why)
 
-    def _release(self, route: Route, rows: Sequence[PendingRow]) -> None:
+    def _release(self, route: Route, tasks: Sequence[RowTask]) -> None:
         """Remove rows from a pool; an empty pool is dropped, with its memory, unless it is to be kept."""
         pool = self.pools[route]
-        decoded = [pending.row for pending in rows if pending.row is not None]
-        assert len(decoded) == len(rows)  # a pool has only rows that have joined
-        pool.decoding.release(decoded)
-        for row in decoded:
-            del pool.rows[id(row)]
-        if not pool.rows and not (self.keep_pools and pool.bytes <= self.kept_bytes):
+        pool.release(tasks)
+        if not pool.tasks and not (self.keep_pools and pool.bytes <= self.kept_bytes):
             del self.pools[route]
 
-    def _advance(self, job: Job[Any], answer: Any) -> None:
-        """Send a search the answer to its request, and take its next request."""
-        while True:
-            try:
-                request = job.search.send(answer)
-            except StopIteration as end:
-                return self._finish(job, end.value)
-            except Exception as error:
-                return self._finish(job, error=error)
-            job.request, job.answers = request, {}
-            try:
-                self._accept(job, request)
-            except Exception as error:
-                return self._finish(job, error=error)
-            if job.parts:
-                return None
-            job.begun, answer = True, []  # nothing to compute
+    def _advance(self, job: Job[Any], result: Any) -> None:
+        """Send a search the result of its request, and take its next request."""
+        try:
+            request = job.search.send(result)
+            while not self._accept(job, request):
+                job.begun, request = True, job.search.send(request.result([]))  # nothing to compute
+        except StopIteration as end:
+            self._finish(job, end.value)
+        except Exception as error:
+            self._finish(job, error=error)
 
-    def _accept(self, job: Job[Any], request: Request) -> None:
-        """Add the parts of a request to what waits."""
-        if isinstance(request, Rows):
-            job.parts = len(request.queries)
-            for i, query in enumerate(request.queries):
-                self.waiting.append(
-                    PendingRow(job, i, query, request.samples[i], request.routes[i], request, request.guides[i])
-                )
-        elif isinstance(request, Samples):
-            self._accept_samples(job, request)
-        elif isinstance(request, Scores):
-            job.parts, top = len(request.queries), request.k if isinstance(request, Top) else None
-            for i, (query, route) in enumerate(zip(request.queries, request.routes, strict=True)):
-                self.scores.append(PendingScore(job, i, query, route, top))
-        else:
-            job.parts = len(request.questions)
-            self.lengths.append(job)
+    def _accept(self, job: Job[Any], request: Request) -> bool:
+        """Add the tasks of a request to what waits; return whether it has any."""
+        if isinstance(request, Samples) and self.executor.draws_by_steps(request):
+            request = SampleRows.of(request)
+        job.tasks = request.tasks(job)
+        job.missing = len(job.tasks)
+        for task in job.tasks:
+            if isinstance(task, RowTask):
+                self.waiting.append(task)
+            else:
+                self.queries.append(task)
+        return job.missing > 0
 
-    def _accept_samples(self, job: Job[Any], request: Samples) -> None:
-        """Add a row for each sample, if the method decodes step by step; else the whole request."""
-        job.parts = len(request.queries) * request.n
-        for query, route in zip(request.queries, request.routes, strict=True):
-            method = self.executor.router.method(route)
-            try:
-                method.decoding(self.executor.engine, request.sampling, route.future)
-            except QueryError:
-                self.blocking.append(job)
-                return
-            if not method.can_sample(query, route.future) or not len(query.asked_at):
-                self.blocking.append(job)  # which raises the method's error
-                return
-        for i, (query, route) in enumerate(zip(request.queries, request.routes, strict=True)):
-            for sample in range(request.n):
-                self.waiting.append(PendingRow(job, i * request.n + sample, query, sample, route, request))
-
-    def _answered(self, job: Job[Any], index: int, answer: Any) -> None:
-        """Note a part of the result of a job's request, and advance the job if it was the last one."""
+    def _answered(self, task: Task, answer: Any) -> None:
+        """Note the answer to a task, and advance its job if it was the last one of a request."""
+        job: Job[Any] = task.owner
         if job not in self.jobs:  # it has failed meanwhile
             return
-        job.begun = job.begun or not isinstance(job.request, LengthRequest)  # lengths are little of the work
-        job.answers[index] = answer
-        if len(job.answers) < job.parts:
-            return
-        parts, request = [job.answers[i] for i in range(job.parts)], job.request
-        if isinstance(request, Samples):
-            self._advance(job, [parts[i : i + request.n] for i in range(0, len(parts), request.n)])
-        elif isinstance(request, LengthRequest):
-            self._advance(job, np.stack(parts))
-        else:
-            self._advance(job, parts)
+        job.begun = job.begun or not isinstance(task.request, LengthRequest)  # these are little of the work
+        task.answer = answer
+        job.missing -= 1
+        if not job.missing:
+            self._advance(job, task.request.result([each.answer for each in job.tasks]))
 
-    # ---- rows -------------------------------------------------------------------------------------------------------
+    # ---- passes -----------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         """Let rows that wait join, in their order, as long as there is room."""
-        chosen: list[PendingRow] = []
-        active = [pending.slots for pool in self.pools.values() for pending in pool.rows.values()]
+        chosen: list[RowTask] = []
+        active = [task.slots for pool in self.pools.values() for task in pool.tasks.values()]
         longest, room = max(active, default=0), 0
         while self.waiting:
             if not room or self.waiting[0].slots > longest:  # not for each row: it asks the device
                 longest = max(longest, self.waiting[0].slots)
-                room = max(1, min(self.most_rows, self.executor.engine.rows_at_once(longest)))
+                room = max(1, min(self.most_rows, self.executor.engine.rows_at_once(longest + 1)))
             if len(active) + len(chosen) >= room:
                 break
             chosen.append(self.waiting.popleft())
-        for route, members in by_route([pending.route for pending in chosen]):
-            self._join(route, [chosen[i] for i in members])
+        for tasks in grouped(chosen, attrgetter("route")):
+            self._drawn([task for task, _ in self._passed(tasks, self._join)])
 
-    def _join(self, route: Route, rows: list[PendingRow]) -> None:
-        """Prefill rows together; if that fails, one by one, so that only those fail that cannot be prefilled."""
-        rows = [pending for pending in rows if pending.job in self.jobs]
-        if not rows:
-            return
-        try:
-            with self._pass_for(pending.job for pending in rows):
-                joined = self._prefill(route, rows)
-        except Abandoned:
-            return
-        except Exception as error:
-            return self._apart(error, rows, lambda pending: self._join(route, [pending]))
-        pool = self.pools[route]
-        for pending, row in zip(rows, joined, strict=True):
-            pending.row, pending.job.begun = row, True
-            pool.rows[id(row)] = pending
-        self._drawn(route, rows)
-
-    def _prefill(self, route: Route, rows: Sequence[PendingRow]) -> list[Row]:
-        """Add rows to the decoding of their route, and return them in this order."""
-        with self.executor.inference(route) as engine:
-            pool = self.pools.get(route)
-            if pool is None:
-                method = self.executor.router.method(route)
-                pool = Pool(method.decoding(engine, rows[0].request.sampling, route.future))
-            same: dict[Query, Query] = {}  # equal queries share a prefill
-            joined = pool.decoding.prefill(
-                [same.setdefault(pending.query, pending.query) for pending in rows],
-                [pending.sample for pending in rows],
-                samplings=[pending.request.sampling for pending in rows],
-                guides=[pending.guide for pending in rows],
-            )
-            self.pools[route] = pool
-        return joined
+    def _join(self, tasks: Sequence[RowTask]) -> Sequence[Row]:
+        """Prefill rows together."""
+        route = tasks[0].route
+        pool = self.pools.get(route) or Pool(self.executor, route, tasks[0].request.sampling)
+        rows = pool.join(tasks)
+        self.pools[route] = pool
+        return rows
 
     def _step(self, route: Route) -> None:
         """Advance the rows of a pool by one step. If that fails, the newest row gives way, and so on."""
-        while route in self.pools and self.pools[route].rows:
+        while route in self.pools and self.pools[route].tasks:
             pool = self.pools[route]
             try:
-                with self.executor.inference(route, stepping=True):
-                    drawn = pool.decoding.step()
+                drawn = pool.step()
             except Exception as error:
-                failed = [pending for pending in pool.rows.values() if pending.row is not None and pending.row.failed]
-                for pending in failed or list(pool.rows.values())[-1:]:
-                    if pending.job in self.jobs:
-                        self._finish(pending.job, error=error)
+                failed = [task for task in pool.tasks.values() if task.row.failed]
+                for task in failed or list(pool.tasks.values())[-1:]:
+                    if task.owner in self.jobs:
+                        self._finish(task.owner, error=error)
                 if not failed:
-                    if not pool.rows:
+                    if not pool.tasks:
                         self.pools.pop(route, None)  # whatever is wrong with it
                     continue
-                drawn = [p.row for p in self.pools[route].rows.values() if p.row] if route in self.pools else []
+                drawn = list(pool.tasks.values())
             self.counts.steps += 1
-            if route in self.pools:
-                rows = self.pools[route].rows
-                self._drawn(route, [rows[id(row)] for row in drawn if id(row) in rows])
+            self._drawn(drawn)
             return
 
-    def _drawn(self, route: Route, rows: Sequence[PendingRow]) -> None:
-        """Report what rows have drawn, and let those leave that are done."""
-        done: list[PendingRow] = []
-        for pending in rows:
-            if pending.job not in self.jobs:
+    def _drawn(self, tasks: Sequence[RowTask]) -> None:
+        """Report what rows of one route have drawn, and let those leave that have ended."""
+        ended: list[RowTask] = []
+        for task in tasks:
+            if task.owner not in self.jobs:
                 continue
             self.counts.drawn += 1
+            task.owner.begun = True
             try:
-                if pending.ended():
-                    done.append(pending)
+                if task.ended():
+                    ended.append(task)
             except Exception as error:
-                self._finish(pending.job, error=error)
-        done = [pending for pending in done if pending.job in self.jobs]
-        if done:
-            self._release(route, done)
-        for pending in done:
-            row = pending.row
-            assert row is not None
-            if isinstance(pending.job.request, Samples):
-                tokens, log_probs = [token for _, token, _ in row.drawn], [log_prob for *_, log_prob in row.drawn]
-                self._answered(pending.job, pending.index, (np.array(tokens), np.array(log_probs)))
-            else:
-                self._answered(pending.job, pending.index, row)
+                self._finish(task.owner, error=error)
+        ended = [task for task in ended if task.owner in self.jobs]
+        if ended:
+            self._release(ended[0].route, ended)
+        for task in ended:
+            self._answered(task, task.row)
 
-    # ---- passes -----------------------------------------------------------------------------------------------------
+    def _answer(self) -> None:
+        """Answer the queries that have waited longest, as many as there is room for; one pass for each group."""
+        room = self.slice if self.active_rows or self.waiting else self.executor.engine.budget
+        chosen: list[Task] = []
+        while self.queries and (not chosen or self.queries[0].slots <= room):
+            chosen.append(self.queries.popleft())
+            room -= chosen[-1].slots
+        for tasks in grouped(chosen, attrgetter("group")):
+            for task, answer in self._passed(tasks, self.executor.answers):
+                self.counts.scored += len(answer) if isinstance(task.request, Scores) else 0
+                self._answered(task, answer)
 
-    def _room(self) -> int:
-        """Return the number of tokens of a pass of scores or lengths."""
-        return self.slice if self.active_rows or self.waiting else self.executor.engine.budget
+    def _passed(
+        self, tasks: Sequence[AnyTask], run: Callable[[Sequence[AnyTask]], Sequence[Any]]
+    ) -> list[tuple[AnyTask, Any]]:
+        """Run a pass, and return its tasks with their results. If it fails, run one for each task: one fails alone.
 
-    def _score(self) -> None:
-        """Score some of the queries that wait, in one pass or a few: those of the first one's route and kind."""
-        route, top = self.scores[0].route, self.scores[0].top
-        budget = self._room()
-        chosen: list[PendingScore] = []
-        for pending in self.scores:
-            fits = not chosen or budget >= 2 * len(pending.query)
-            if pending.route == route and pending.top == top and fits:
-                chosen.append(pending)
-                budget -= 2 * len(pending.query)
-        taken = set(map(id, chosen))
-        self.scores = deque(pending for pending in self.scores if id(pending) not in taken)
-        self._score_together(route, chosen)
-
-    def _score_together(self, route: Route, pending: Sequence[PendingScore]) -> None:
-        """Score queries in one batch; if that fails, one by one."""
-        pending = [each for each in pending if each.job in self.jobs]
-        if not pending:
-            return
+        The pass ends if all jobs that it is for are cancelled.
+        """
+        self.passing = tasks = [task for task in tasks if task.owner in self.jobs]
         try:
-            with self._pass_for(each.job for each in pending):
-                queries = [each.query for each in pending]
-                answers = self.executor.log_probs(queries, [route] * len(pending), pending[0].top)
+            return list(zip(tasks, run(tasks), strict=True)) if tasks else []
         except Abandoned:
-            return
+            return []
         except Exception as error:
-            return self._apart(error, pending, lambda each: self._score_together(route, [each]))
-        self.counts.scored += sum(map(len, answers))
-        for each, answer in zip(pending, answers, strict=True):
-            self._answered(each.job, each.index, answer)
-
-    def _ask_lengths(self) -> None:
-        """Answer questions for lengths, of some jobs that wait together; if that fails, job by job."""
-        jobs: list[Job[Any]] = []
-        budget = self._room()
-        while self.lengths and (not jobs or budget >= tokens_of(self.lengths[0])):
-            jobs.append(self.lengths.popleft())
-            budget -= tokens_of(jobs[-1])
-        requests = {i: job.request for i, job in enumerate(jobs) if isinstance(job.request, LengthRequest)}
-        if not requests:
-            return
-        answers: dict[int, Any] = {}
-        try:
-            with self._pass_for(jobs):
-                answers.update(self.executor.lengths(requests))
-        except Abandoned:
-            return
-        except Exception:
-            for i, request in requests.items():
-                try:
-                    answers.update(self.executor.lengths({i: request}))
-                except Exception as error:
-                    self._finish(jobs[i], error=error)
-        for i, answer in answers.items():
-            for index, part in enumerate(answer):
-                self._answered(jobs[i], index, part)
-
-    def _draw_whole(self) -> None:
-        """Draw the samples of one request of a method that cannot be decoded step by step."""
-        if not self.blocking:
-            return
-        job = self.blocking.popleft()
-        assert isinstance(job.request, Samples)
-        try:
-            with self._pass_for([job]):
-                (drawn,) = self.executor.samples([job.request])
-        except Abandoned:
-            return
-        except Exception as error:
-            return self._finish(job, error=error)
-        for index, sample in enumerate(sample for samples in drawn for sample in samples):
-            self._answered(job, index, sample)
+            if len(tasks) == 1:
+                self._finish(tasks[0].owner, error=error)
+                return []
+        finally:
+            self.passing = []
+        return [pair for task in tasks for pair in self._passed([task], run)]

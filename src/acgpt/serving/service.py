@@ -25,10 +25,9 @@ from acgpt.errors import QueryError
 from acgpt.models.ask import Piece, Score
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
-from acgpt.serving.jobs import Draining, Job
 from acgpt.serving.options import LimitOptions
 from acgpt.serving.patterns import Patterns
-from acgpt.serving.scheduler import Scheduler
+from acgpt.serving.scheduler import Draining, Job, Scheduler
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")

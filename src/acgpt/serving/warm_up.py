@@ -14,9 +14,8 @@ from acgpt.errors import QueryError, TemplateError
 from acgpt.models.ask import FillAsk, SampleAsk, ScoreAsk, StreamAsk
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
-from acgpt.serving.jobs import Counts
 from acgpt.serving.log import log_failure
-from acgpt.serving.scheduler import Scheduler
+from acgpt.serving.scheduler import Counts, Scheduler
 
 ROUNDS = 2  # what comes a second time is captured
 SAMPLINGS: tuple[dict[str, Any], ...] = ({}, {"top_p": 0.9}, {"top_k": 40}, {"temperature": 0.0})  # a kernel for each
