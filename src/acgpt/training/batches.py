@@ -115,7 +115,7 @@ class Batch:
         return Batch(**mapped(vars(self)) | {"segments": Segments(**mapped(vars(self.segments)))})
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """Move the tensors to a device; Accelerate calls it."""
+        """Move the tensors to a device."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
@@ -167,6 +167,7 @@ class Batches(Dataset[Batch]):
         self.conditioning, self.seed, self.bos, self.mask = conditioning, seed, bos, mask
         self.kinds = kinds
         self.cuts = any(isinstance(part, Gaps) for part in conditioning.parts)  # texts into passages
+        self.longest = self.method.longest(length)  # copies, and text slots, that a text may have
         self.items = texts.chunks(length)
         self.step = size * parts  # texts
         self.per_epoch = self.items // self.step  # steps
@@ -205,7 +206,7 @@ class Batches(Dataset[Batch]):
         else:  # methods go on with the generators
             roles = np.stack([draw.roles for draw in draws])
             layout = self.method.lay_out(tokens, roles, rngs, bos=self.bos, mask=self.mask)
-        return Batch.of(layout, longest=self.method.longest(self.length), bos=self.bos, budget=self.budget)
+        return Batch.of(layout, longest=self.longest, bos=self.bos, budget=self.budget)
 
     def items_of(self, number: int) -> tuple[int, np.ndarray]:
         """Return the epoch of batch `number` and the numbers of its texts."""
@@ -259,7 +260,7 @@ class Batches(Dataset[Batch]):
             asked = max(asked, min(int(predictions.max() + more), self.size * self.length))
         slack = 1.0 if foreseen == epochs else SLACK
         copies, asked = (math.ceil(most * slack / ALIGN) * ALIGN for most in (copies, asked))
-        longest = self.method.longest(self.length)
+        longest = self.longest
         if not self.cuts:
             return Budget(copies, asked, max(2, math.ceil((copies - least + more) / longest)))
         # Questions for lengths leave tokens out. So many dummies can take all copies and all text slots of a batch.

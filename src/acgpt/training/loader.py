@@ -20,36 +20,30 @@ PREFETCH = 4  # batches that a worker prepares in advance
 
 
 @contextmanager
-def loading(batches: Batches, numbers: Sequence[int], workers: int, device: torch.device) -> Iterator[Iterator[Batch]]:
-    """Yield an iterator of batches on a device; the workers end with the context.
+def loading(batches: Batches, numbers: Sequence[int], workers: int, *, pinned: bool) -> Iterator[Iterator[Batch]]:
+    """Yield an iterator of batches; the workers end with the context.
 
     Args:
         batches: The batches of the run.
         numbers: Numbers of the batches to load, in this order.
         workers: Maximum number of processes that prepare them; 0: this one does.
-        device: Where to put them.
+        pinned: Put them into page-locked memory, from where a GPU copies them while it computes.
     """
-    workers, closing, cuda = min(workers, cores()), multiprocessing.Event(), device.type == "cuda"
+    workers, closing = min(workers, cores()), multiprocessing.Event()
     loader: Any = DataLoader(
         batches,
         sampler=numbers,
-        collate_fn=only,
+        batch_size=None,  # an item is a whole batch
         num_workers=workers,
         worker_init_fn=partial(initialize_worker, closing),
         prefetch_factor=PREFETCH if workers else None,
-        pin_memory=cuda,
+        pin_memory=pinned,
         generator=torch.Generator(),  # its own, so that seeding the workers does not change dropout
     )
     try:
-        yield (batch.to(device, non_blocking=cuda) for batch in loader)
+        yield iter(loader)
     finally:
         closing.set()
-
-
-def only(items: list[Batch]) -> Batch:
-    """Return the one item, which is a whole batch."""
-    (batch,) = items
-    return batch
 
 
 def cores() -> int:

@@ -105,6 +105,7 @@ class Loop:
         self.state = State(accelerator, learner, optimizer, product)
         self.peaks = [group["lr"] for group in self.state.optimizer.param_groups]
         self.work, self.peak_flops = Work.of(self.state.network), matmul_rate(accelerator.device)
+        self.cuda = accelerator.device.type == "cuda"
         self.loss = torch.zeros((), device=accelerator.device)  # sum of the steps since the last row
         self.log, self.watch = Log(self.folder / LOG, write=self.state.main), Watch()
         self.bar = ProgressLine(quiet or not self.state.main, method.bound)
@@ -121,7 +122,7 @@ class Loop:
         self.bar.start(self.step, self.plan.steps)
         first = self.step * self.plan.parts + self.accelerator.process_index
         numbers = range(first, len(self.batches), self.plan.processes)
-        with loading(self.batches, numbers, self.recipe.workers, self.accelerator.device) as loaded:
+        with loading(self.batches, numbers, self.recipe.workers, pinned=self.cuda) as loaded:
             self.watch = Watch()
             while self.step < self.plan.steps and not self.stopped:
                 self.take_step(loaded)
@@ -129,7 +130,8 @@ class Loop:
     def take_step(self, loaded: Iterator[Batch]) -> None:
         """Take one step, and do what is due after it."""
         start = time.perf_counter()
-        batches = list(islice(loaded, self.plan.accumulation))
+        device = self.accelerator.device
+        batches = [batch.to(device, non_blocking=self.cuda) for batch in islice(loaded, self.plan.accumulation)]
         self.watch.waited += time.perf_counter() - start
         norm = self.learn(batches)
         self.step += 1
