@@ -14,6 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import acgpt
 from acgpt.cli.ui import with_options
 from acgpt.common.options import Options, for_command_line, keywords, option, split_keywords
 from acgpt.errors import InputError
@@ -112,6 +113,27 @@ def test_a_mapping_is_read_and_its_errors_have_the_key_before_the_name():
         More.read({"limit": 0}, "some")
     with pytest.raises(InputError, match=r"^some has no key 'limits': did you mean 'limit'"):
         More.read({"limits": 3}, "some")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: acgpt.prepare("a", "b", limits=3), r"^prepare\(\) got .* 'limits'. Did you mean 'limit'\?$"),
+        (lambda: acgpt.evaluate("a", corpsu="b"), r"^evaluate\(\) got .* 'corpsu'. Did you mean 'corpus'\?$"),
+        (
+            lambda: acgpt.generate("a", "b", "c", smaples=2),
+            r"^generate\(\) got .* 'smaples'. Did you mean 'samples'\?$",
+        ),
+        (lambda: acgpt.score_samples("a", "b", sedes=2), r"^score_samples\(\) got .* 'sedes'. Did you mean 'seeds'\?$"),
+        (lambda: acgpt.merge("a", "b", "c", dtyp="auto"), r"^merge\(\) got .* 'dtyp'. Did you mean 'dtype'\?$"),
+        (lambda: acgpt.push("a", "b/c", dryrun=True), r"^push\(\) got .* 'dryrun'. Did you mean 'dry_run'\?$"),
+        (lambda: acgpt.Client().fill("{{_}}", pateince=3), r"^fill\(\) got .* 'pateince'. Did you mean 'patience'\?$"),
+        (lambda: acgpt.Client().fill("{{_}}", zzz=3), r"^fill\(\) got an unexpected keyword argument 'zzz'$"),
+    ],
+)
+def test_the_closest_keyword_is_suggested_for_an_unknown_one(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
 
 
 def test_only_names_in_backticks_that_are_options_are_respelled():

@@ -108,7 +108,7 @@ def test_invalid_questions_raise_the_errors_of_the_model(client, lm):
         client.stream(7)  # at the call, not at the first piece
     with pytest.raises(acgpt.InputError, match="top_p"):
         client.sample("The {{_1}}", top_p=2)
-    with pytest.raises(TypeError, match="sample: got an unexpected keyword argument 'topp'"):
+    with pytest.raises(TypeError, match=r"sample\(\) got an unexpected keyword argument 'topp'. Did you mean 'top_p'"):
         client.sample("The {{_1}}", topp=2)
 
 

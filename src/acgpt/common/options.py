@@ -150,6 +150,16 @@ class Options:
         return type_hints(cls)  # type: ignore[arg-type]
 
     @classmethod
+    def of(cls, function: Callable[..., Any], keywords: Mapping[str, Any]) -> Self:
+        """Make an object of the keywords of a function.
+
+        Raises:
+            TypeError: A keyword is unknown. The error suggests the closest parameter of the function.
+        """
+        check_keywords(function.__name__, keywords, inspect.signature(function).parameters)
+        return cls(**keywords)
+
+    @classmethod
     def read(cls, content: Mapping[str, Any], key: str) -> Self:
         """Make an object of the mapping under a key of a recipe or an experiment.
 
@@ -223,6 +233,15 @@ def described(kind: Any, allowed: Range) -> str:
     if kind in (int, float):
         return f"a {'whole ' * (kind is int)}number{bounds}"
     return {bool: "true or false", str: "text", Path: "a path"}.get(kind, "a mapping")
+
+
+def check_keywords(function: str, keywords: Iterable[str], known: Collection[str]) -> None:
+    """Raise a `TypeError` if a keyword of a function is unknown, with the closest one."""
+    for name in keywords:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def check_keys(keys: Iterable[str], known: Collection[str], where: str, inner: Mapping[str, str] | None = None) -> None:

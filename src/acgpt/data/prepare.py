@@ -88,7 +88,7 @@ def prepare(
         InputError: A source, an option or the folder is wrong; the error says what to do.
         OutputError: The folder cannot be written. Its contents are kept, and the same call resumes.
     """
-    options = PreparationOptions(**keywords)
+    options = PreparationOptions.of(prepare, keywords)
     watch = watch or (lambda progress: None)
     names = [sources] if isinstance(sources, str | os.PathLike) else sources
     folder = Path(folder)

@@ -58,7 +58,7 @@ def evaluate(
         InputError: The arguments or the files are wrong; the message says what to do.
         OutputError: The result cannot be written.
     """
-    chosen = EvaluationOptions(**keywords)
+    chosen = EvaluationOptions.of(evaluate, keywords)
     output, records = (None if path is None else Path(path) for path in (chosen.output, chosen.records))
     if records is not None and records.suffix != ".safetensors":
         raise InputError(f"{records}: records are a safetensors file. Use a name that ends in .safetensors.")

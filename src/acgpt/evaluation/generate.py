@@ -55,7 +55,7 @@ def generate(
         InputError: The arguments or the files are wrong, or the folder holds generations of another config.
         OutputError: The folder cannot be written. Finished samples are kept.
     """
-    chosen = GenerationOptions(**keywords)
+    chosen = GenerationOptions.of(generate, keywords)
     if output is None:
         raise InputError("choose a folder for the files (`output`).")
     output = Path(output)

@@ -85,7 +85,7 @@ def score_samples(
         InputError: The arguments or the files are wrong; the message says what to do.
         OutputError: A result cannot be written.
     """
-    options, reference = ScoringOptions(**keywords), Path(reference)
+    options, reference = ScoringOptions.of(score_samples, keywords), Path(reference)
     paths = [generated] if isinstance(generated, str | Path) else generated
     output, index = (None if path is None else Path(path) for path in (options.output, options.index))
     check_compatible(options, reference)

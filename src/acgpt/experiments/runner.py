@@ -151,7 +151,7 @@ def run_experiment(
     Raises:
         InputError: The experiment, an option or a corpus is wrong. Errors within a cell are in its state.
     """
-    options = ExperimentOptions(**keywords)
+    options = ExperimentOptions.of(run_experiment, keywords)
     loaded = opened(experiment, changes, options)
     cells = loaded.chosen(options.only)
     check_corpora(cells)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
-from acgpt.common.options import Options, declared, ignore, option, with_arguments
+from acgpt.common.options import Options, check_keywords, declared, ignore, option, with_arguments
 from acgpt.errors import InputError, QueryError
 from acgpt.query.query import Query
 from acgpt.query.sampling import Sampling, SamplingOptions
@@ -478,6 +478,7 @@ def asks(
     def decorate(method: Callable[[Any, Asked], Result]) -> Method[P, Result]:
         @functools.wraps(method)
         def call(self: Any, *arguments: Any, **settings: Any) -> Result:
+            check_keywords(method.__name__, settings, made.parameters)
             try:
                 made.bind(*arguments, **settings)
             except TypeError as error:

@@ -56,7 +56,7 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **ke
         ModelError: The model or the adapter cannot be loaded, or the two cannot be merged.
         OutputError: The folder cannot be written.
     """
-    folder, adapter, dtype = Path(output), str(adapter), MergeOptions(**keywords).dtype
+    folder, adapter, dtype = Path(output), str(adapter), MergeOptions.of(merge, keywords).dtype
     base = None if is_default(base) else str(base)
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already, and nothing is overwritten: name another folder with `output`.")

@@ -53,7 +53,7 @@ def push(
         InputError: The folder fails a check, HF_HUB_OFFLINE is set, or nobody is logged in.
         ModelError: The upload failed.
     """
-    options, folder = PushOptions(**keywords), Path(folder)
+    options, folder = PushOptions.of(push, keywords), Path(folder)
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
