@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,8 @@ import acgpt
 from acgpt.cli.ui import with_options
 from acgpt.common.options import Options, for_command_line, keywords, option, split_keywords
 from acgpt.errors import InputError
+from acgpt.models.ask import FillAsk, RankAsk, ScoreAsk
+from acgpt.models.options import InfillOptions, RankOptions, ScoreOptions
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,14 @@ def test_a_mapping_is_read_and_its_errors_have_the_key_before_the_name():
 def test_the_closest_keyword_is_suggested_for_an_unknown_one(call, message):
     with pytest.raises(TypeError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("options", "ask"), [(ScoreOptions, ScoreAsk), (RankOptions, RankAsk), (InfillOptions, FillAsk)]
+)
+def test_every_setting_of_a_question_is_an_option_of_its_command(options, ask):
+    not_settings = {ask.asks, "notice", "adapter"}  # the command loads its adapters
+    assert {item.name for item in fields(ask)} - not_settings <= {item.name for item in fields(options)}
 
 
 def test_only_names_in_backticks_that_are_options_are_respelled():

@@ -5,14 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from acgpt.cli.templates import Line, answered_by, answers, check_filled, load, note_adapters, questions, score_fields
+from acgpt.cli.templates import (
+    Line,
+    answered_by,
+    answers,
+    check_filled,
+    load,
+    note_adapters,
+    questions,
+    score_fields,
+    settings,
+)
 from acgpt.cli.ui import Bars, FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.errors import InputError
-from acgpt.models.ask import DrawingOptions, SearchOptions
+from acgpt.models.ask import FillAsk, SampleAsk
 from acgpt.models.options import InfillOptions
 from acgpt.query.template import Slot, parse
 
@@ -20,9 +28,6 @@ if TYPE_CHECKING:
     from acgpt.client import Client
     from acgpt.models.ask import Sample
     from acgpt.models.language_model import LanguageModel
-
-
-KINDS = DrawingOptions, SearchOptions  # settings of samples, and of fills
 
 
 @with_options(InfillOptions)
@@ -68,15 +73,12 @@ def infill(
     lm = load(options)
     from acgpt.display.show import Page, print_samples
 
-    drawing, searching = ({i.name: getattr(options, i.name) for i in fields(kind)} for kind in KINDS)
-
     def ask(texts: list[str]) -> Sequence[Sequence[Sample]]:
         if any(map(has_gap, texts)):
             with progress(None) as notice:
-                ask = partial(lm.fill, n=options.n, future=options.future, notice=notice, **searching)
-                return [ask(text) for text in texts]
+                return [lm.fill(text, notice=notice, **settings(FillAsk, options)) for text in texts]
         with progress(options.n * asked(lm, texts)) as notice:
-            return lm.sample(texts, options.n, future=options.future, notice=notice, **drawing)
+            return lm.sample(texts, notice=notice, **settings(SampleAsk, options))
 
     page = Page()
     for number, (text, samples) in enumerate(answers(gaps_alone(groups), ask)):

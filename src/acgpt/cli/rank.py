@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from acgpt.cli.templates import answered_by, answers, load, note_adapters, questions
+from acgpt.cli.templates import answered_by, answers, load, note_adapters, questions, settings
 from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, with_options
-from acgpt.models.options import QuestionOptions
+from acgpt.models.ask import RankAsk
+from acgpt.models.options import RankOptions
 from acgpt.query.template import fillings
 
 
-@with_options(QuestionOptions)
+@with_options(RankOptions)
 def rank(
     template: TemplateArgument = None,
     file: FileOption = None,
     *,
-    options: QuestionOptions,
+    options: RankOptions,
     as_json: JsonOption = False,
 ) -> None:
     r"""Rank the alternatives in the {{slots}}.
@@ -35,11 +36,11 @@ def rank(
                                 (of what was compared, in nats)
     """
     groups = questions(template, file, fillings)
-    lm = load(options)
+    lm, chosen = load(options), settings(RankAsk, options)
     from acgpt.display.show import Page, print_ranking
 
     page = Page()
-    for text, ranking in answers(groups, lambda texts: [lm.rank(item, future=options.future) for item in texts]):
+    for text, ranking in answers(groups, lambda texts: [lm.rank(item, **chosen) for item in texts]):
         if as_json:
             ranked = [asdict(alternative) for alternative in ranking.alternatives]
             header = {"template": text, "compared": ranking.compared, "future": ranking.future}

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from acgpt.cli.templates import answered_by, answers, check_scored, load, note_adapters, questions, score_fields
+from acgpt.cli.templates import (
+    answered_by,
+    answers,
+    check_scored,
+    load,
+    note_adapters,
+    questions,
+    score_fields,
+    settings,
+)
 from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.errors import QueryError
-from acgpt.models.options import QuestionOptions
+from acgpt.models.ask import ScoreAsk
+from acgpt.models.options import ScoreOptions
 
 if TYPE_CHECKING:
     from acgpt.client import Client
@@ -18,12 +28,12 @@ if TYPE_CHECKING:
 COLUMNS = {"past only": False, "with future": True}  # of the table: whether the future is read
 
 
-@with_options(QuestionOptions)
+@with_options(ScoreOptions)
 def score(
     template: TemplateArgument = None,
     file: FileOption = None,
     *,
-    options: QuestionOptions,
+    options: ScoreOptions,
     as_json: JsonOption = False,
 ) -> None:
     r"""Compute the probability of the text in the {{slots}}, exactly, in one pass.
@@ -47,16 +57,16 @@ def score(
       bound, tokens; null if the model cannot answer, or if there is no future
     """
     groups, future = questions(template, file, check_scored), options.future
-    lm = load(options)
+    lm, chosen = load(options), settings(ScoreAsk, options)
     from acgpt.display.show import NO_ANSWER, Page, print_score, printable
 
     if as_json:
         if future is None:
-            for text, (score, both) in answers(groups, lambda texts: ask_both_ways(lm, texts)):
+            for text, (score, both) in answers(groups, lambda texts: ask_both_ways(lm, texts, chosen)):
                 columns = {key: one and json_fields(lm, one) for key, one in both.items()}
                 emit({"template": text, "future": score.future, **json_fields(lm, score), **columns})
         else:
-            for text, score in answers(groups, lambda texts: lm.log_prob(texts, future=future)):
+            for text, score in answers(groups, lambda texts: lm.log_prob(texts, **chosen)):
                 emit({"template": text, "future": score.future, **json_fields(lm, score)})
         return
 
@@ -65,7 +75,7 @@ def score(
         for name, with_future in COLUMNS.items():
             try:
                 if future in (None, with_future):
-                    columns[name] = lm.log_prob(texts, future=with_future)
+                    columns[name] = lm.log_prob(texts, **chosen | {"future": with_future})
             except QueryError as error:
                 if len(texts) > 1:  # `answers` then asks them one by one
                     raise
@@ -101,20 +111,23 @@ def json_fields(lm: LanguageModel | Client, score: Score) -> dict[str, Any]:
     return {**answered_by(lm, score), **score_fields(score)}
 
 
-def ask_both_ways(lm: LanguageModel | Client, texts: list[str]) -> list[tuple[Score, dict[str, Score | None]]]:
+def ask_both_ways(
+    lm: LanguageModel | Client, texts: list[str], chosen: dict[str, Any]
+) -> list[tuple[Score, dict[str, Score | None]]]:
     """Score templates as the model prefers, and again from the past only and with the future, by JSON key.
 
     A template is scored again only in the way that its first score has not used. A score is `None` if the model cannot
     answer, or if there is no future to read.
     """
-    preferred = lm.log_prob(texts)
+    preferred = lm.log_prob(texts, **chosen)
     columns: dict[str, list[Score | None]] = {}
     for name, with_future in COLUMNS.items():
         column: list[Score | None] = [score if score.future == with_future else None for score in preferred]
         no_future = [with_future and not lm.query(text).needs_future for text in texts]
         missing = [i for i, score in enumerate(column) if score is None and not no_future[i]]
         try:
-            for i, score in zip(missing, lm.log_prob([texts[i] for i in missing], future=with_future), strict=True):
+            scores = lm.log_prob([texts[i] for i in missing], **chosen | {"future": with_future})
+            for i, score in zip(missing, scores, strict=True):
                 column[i] = score
         except QueryError:
             if len(texts) > 1:  # `answers` then asks them one by one

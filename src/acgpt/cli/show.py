@@ -10,26 +10,18 @@ import typer
 
 from acgpt.cli.ui import JsonOption, emit, option, silence_libraries, with_options
 from acgpt.display.formats import check_format
-from acgpt.models.options import ModelOptions
+from acgpt.models.options import ShowOptions
 from acgpt.query.template import parse
 
 
-@with_options(ModelOptions)
+@with_options(ShowOptions)
 def show(
     template: Annotated[str, typer.Argument(metavar="TEMPLATE", help="Text with {{slots}}, in quotes.")],
     output: Annotated[
         Path | None, option("--output", "-o", metavar="PATH", help="Write a picture: .png, .svg or .pdf.")
     ] = None,
     *,
-    options: ModelOptions,
-    future: Annotated[
-        bool | None,
-        option(
-            "--future/--no-future",
-            help="With copies of given tokens, or left to right. Default: with copies; with several adapters, as the "
-            "chosen adapter reads.",
-        ),
-    ] = None,
+    options: ShowOptions,
     as_json: JsonOption = False,
 ) -> None:
     r"""Draw the input slots of a model and its attention mask for a template.
@@ -56,7 +48,7 @@ def show(
     from acgpt.display import show as drawing
     from acgpt.display.reader import choose_reader
 
-    reader, used, future = choose_reader(template, options.model, options.adapter, future)
+    reader, used, future = choose_reader(template, options.model, options.adapter, options.future)
     query = drawing.query_of(template, reader.tokenizer)
     layout = drawing.figure(query, reader.tokenizer, bos=reader.bos, mask=reader.mask, future=future)
     if output is not None:

@@ -14,14 +14,14 @@ import typer
 from acgpt.cli.ui import silence_libraries
 from acgpt.common.memory import gc_paused
 from acgpt.errors import InputError, TemplateError
-from acgpt.models.options import LoadedOptions, QuestionOptions
+from acgpt.models.options import LoadedOptions, ServedOptions
 from acgpt.models.paths import check_paths
 from acgpt.query.template import check_slots, parse
 
 if TYPE_CHECKING:
     from acgpt.client import Client
     from acgpt.display.show import Page
-    from acgpt.models.ask import Ranking, Score
+    from acgpt.models.ask import Ask, Ranking, Score
     from acgpt.models.language_model import LanguageModel
 
 Answer = TypeVar("Answer")
@@ -140,7 +140,7 @@ def score_fields(score: Score) -> dict[str, Any]:
     return {"log_prob": score.log_prob, "perplexity": score.perplexity, **bound, "tokens": tokens}
 
 
-def load(options: QuestionOptions) -> LanguageModel | Client:
+def load(options: ServedOptions) -> LanguageModel | Client:
     """Load the model, or return a client of the server that has it.
 
     Raises:
@@ -154,6 +154,12 @@ def load(options: QuestionOptions) -> LanguageModel | Client:
     from acgpt.client import Client
 
     return Client(options.server)
+
+
+def settings(ask: type[Ask], options: ServedOptions) -> dict[str, Any]:
+    """Return the settings of a question that a command has as options. Its adapters are those that it loads."""
+    names = {item.name for item in fields(ask)} & {item.name for item in fields(options)} - {"adapter"}
+    return {name: getattr(options, name) for name in names}
 
 
 def load_model(options: LoadedOptions) -> LanguageModel:

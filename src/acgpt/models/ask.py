@@ -1,7 +1,7 @@
 """Questions and answers: what may be asked of a model, and what it says, declared once.
 
-The fields of a question are the arguments of a method of `LanguageModel` and of the clients, the fields of a request to
-`acgpt serve`, and options of `acgpt infill`; their help texts are those of all of them.
+The fields of a question are the arguments of a method of `LanguageModel` and of the clients, and the fields of a
+request to `acgpt serve`. The settings that questions share are options of commands, too (see `models.options`).
 
     ScoreAsk    log p(asked | given)                ──► Score
     SampleAsk   text drawn from p(asked | given)    ──► Sample
@@ -225,6 +225,17 @@ def token_scores(query: Query, texts: Sequence[str], log_probs: Sequence[float])
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReadingOptions(Options):
+    """What predictions see."""
+
+    future: bool | None = option(
+        "Whether predictions see given tokens that come after an asked one. Default: if the model was trained to; "
+        "otherwise it reads from left to right, and warns if there are any.",
+        flags=("--future/--no-future",),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DrawingOptions(SamplingOptions):
     """How tokens are drawn, and how long gaps may become."""
 
@@ -291,13 +302,9 @@ def question(help: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask(Options):
+class Ask(ReadingOptions):
     """A question to a model, or several with the same settings."""
 
-    future: bool | None = option(
-        "Whether predictions see given tokens that come after an asked one. Default: if the model was trained to; "
-        "otherwise it reads from left to right, and warns if there are any.",
-    )
     adapter: Choice = option(
         'Name of a loaded adapter, or "none" for the model alone. Default: the active adapter, or the one that is '
         "chosen for each query.",

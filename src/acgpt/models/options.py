@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from acgpt.common.options import Options, Range, declared, documented, option
-from acgpt.models.ask import FillAsk, SearchOptions
+from acgpt.models.ask import FillAsk, ReadingOptions, SearchOptions
 
 
 @documented
@@ -63,26 +63,61 @@ class LoadedOptions(LoadingOptions, ModelOptions):
 
 @documented
 @dataclass(frozen=True)
-class QuestionOptions(LoadedOptions):
-    """Options of `acgpt score` and `acgpt rank`."""
+class ServedOptions(LoadedOptions):
+    """Model that answers templates, loaded here or by a server."""
 
     server: str | None = option(
         "Ask the server at this address (acgpt serve) instead of loading a model; its key is in ACGPT_API_KEY.",
         metavar="URL",
     )
-    future: bool | None = option(
-        "Condition on the text after a slot. Default: if the model was trained to (score shows both).",
-        flags=("--future/--no-future",),
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions(ReadingOptions, ServedOptions):
+    """Options of `acgpt score`: settings of `LanguageModel.log_prob`."""
+
+    future: bool | None = declared(
+        ReadingOptions, "future", help="Condition on the text after a slot. Default: both are shown."
     )
 
 
 @documented
 @dataclass(frozen=True, kw_only=True)
-class InfillOptions(SearchOptions, QuestionOptions):
+class RankOptions(ReadingOptions, ServedOptions):
+    """Options of `acgpt rank`: settings of `LanguageModel.rank`."""
+
+    future: bool | None = declared(
+        ReadingOptions,
+        "future",
+        help="Compare p(alternative | rest), if the alternatives have the same number of tokens; `future=False`: whole "
+        "texts. Default: p(alternative | rest) if the model was trained to read the future.",
+    )
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class InfillOptions(SearchOptions, ReadingOptions, ServedOptions):
     """Options of `acgpt infill`: settings of `LanguageModel.fill` and `LanguageModel.sample`."""
 
+    future: bool | None = declared(
+        ReadingOptions, "future", help="Condition on the text after a slot. Default: if the model was trained to."
+    )
     n: int = declared(FillAsk, "n", default=1, help="Samples per template; for gaps, distinct fills. Default: 1.")
     seed: int | None = declared(SearchOptions, "seed", range=Range(minimum=0))
+
+
+@documented
+@dataclass(frozen=True)
+class ShowOptions(ModelOptions):
+    """Options of `acgpt show`."""
+
+    future: bool | None = declared(
+        ReadingOptions,
+        "future",
+        help="With copies of given tokens, or left to right. Default: with copies; with several adapters, as the "
+        "chosen adapter reads.",
+    )
 
 
 @documented
