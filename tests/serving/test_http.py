@@ -20,9 +20,9 @@ from acgpt import LanguageModel, Metadata
 from acgpt.engine.modules import turn
 from acgpt.models.ask import StreamAsk
 from acgpt.serving.app import create_app
+from acgpt.serving.errors import TimeExceeded
 from acgpt.serving.scheduler import Scheduler
 from acgpt.serving.server import Gate, Server
-from acgpt.serving.service import TimeExceeded
 
 LONG = {"query": "The {{_500}}", "temperature": 1.0, "seed": 1}
 

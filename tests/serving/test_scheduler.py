@@ -18,7 +18,8 @@ from acgpt.engine.modules import blocks_of
 from acgpt.models.ask import Fill, FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk
 from acgpt.models.executor import Executor, Scores
 from acgpt.serving.app import create_app
-from acgpt.serving.scheduler import Broken, Draining, QueueFull, Scheduler
+from acgpt.serving.errors import Broken, Draining, QueueFull
+from acgpt.serving.scheduler import Scheduler
 from acgpt.serving.service import Service
 
 WORDS = ["cat", "dog", "bird", "mat", "the", "sat", "on", "a"]

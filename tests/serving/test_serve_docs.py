@@ -10,8 +10,7 @@ from servers import running, service_of
 from snippets import PAGES, Snippet, assert_succeeds, commands, snippets
 
 from acgpt.serving.app import create_app
-from acgpt.serving.error_body import LOADING
-from acgpt.serving.errors import INVALID, KINDS, UNEXPECTED
+from acgpt.serving.errors import INVALID, KINDS, LOADING, UNEXPECTED
 
 PAGE, HERE = "docs/how-to/serve.md", "tests/serving/test_serve_docs.py"
 EXAMPLES = [snippet for snippet in snippets(PAGE) if HERE in snippet.reason]

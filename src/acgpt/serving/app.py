@@ -15,10 +15,26 @@ from starlette.middleware.cors import CORSMiddleware
 
 from acgpt.errors import InputError, reason
 from acgpt.serving import llama_cpp, mistral, native, openai, page, page_routes
-from acgpt.serving.error_body import body_of, unavailable
-from acgpt.serving.errors import INVALID, KINDS, NotJson, http_body, nearest, validation_body
-from acgpt.serving.middleware import CONTENT_TYPE, BodyRead, HostChecked, KeyRequired, Metrics, Observed, error_reply
-from acgpt.serving.scheduler import BROKEN
+from acgpt.serving.errors import (
+    BROKEN,
+    INVALID,
+    KINDS,
+    body_of,
+    http_body,
+    nearest,
+    unavailable,
+    validation_body,
+)
+from acgpt.serving.middleware import (
+    CONTENT_TYPE,
+    BodyRead,
+    HostChecked,
+    KeyRequired,
+    Metrics,
+    Observed,
+    check_content_type,
+    error_reply,
+)
 from acgpt.serving.service import Service
 from acgpt.version import __version__
 
@@ -79,22 +95,6 @@ def create_app(
         app.add_middleware(HostChecked, hosts=(*LOCAL, address))
     app.add_middleware(Observed, metrics=metrics, seconds=service.seconds)
     return app
-
-
-async def check_content_type(request: Request) -> None:
-    """Refuse a body that is not declared as JSON.
-
-    Pages of other origins can send any body, but not with this type, unless the server allows their origin (CORS).
-
-    Raises:
-        NotJson: The body has another type, or none.
-    """
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    kind, _, subtype = given.partition("/")
-    is_json = kind == "application" and (subtype == "json" or subtype.endswith("+json"))
-    if request.method == "POST" and not is_json and await request.body():
-        raise NotJson(f"the body has {f'the type {reason(given)}' if given else 'no type'}: "
-                      "send Content-Type: application/json.")  # fmt: skip
 
 
 def add_error_replies(app: FastAPI) -> None:

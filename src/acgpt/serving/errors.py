@@ -1,25 +1,33 @@
-"""Errors of the server: the status and the body of every one, the same for all routes.
+"""Errors of the server: the status and the body of every one, the same for all routes; and the log.
 
     {"error": {"message": "…", "type": "invalid_request_error", "param": null, "code": "too_long"}}
 
 This is the shape that clients of OpenAI's and llama.cpp's servers read.
+
+Of an unexpected error only its class and where it was raised are logged, because messages may quote a text.
+
+The server needs this module before the model is loaded: torch is imported only to look at an error.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import traceback
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any
 
-import torch
 from pydantic import BaseModel
+from starlette.responses import JSONResponse
 
 from acgpt.errors import InputError, QueryError, TemplateError
-from acgpt.serving.error_body import Kind, body_of
-from acgpt.serving.scheduler import Broken, Draining, QueueFull
-from acgpt.serving.service import Disconnected, TimeExceeded
 
+LOG = logging.getLogger("acgpt.serving")
+INNERMOST = 12  # calls of an error that are logged
+BROKEN = "the server cannot answer any more: restart it."
 NO_MEMORY = ("not enough memory", "can't allocate memory")  # in messages of torch's allocator on a CPU
 NO_ROOM = "the server has no memory for this request. Ask for a shorter text, fewer tokens or fewer samples."
 MOST = 5  # problems of a request that an error names
@@ -62,6 +70,45 @@ class WrongHost(Exception):
     """A request is for another host than this machine."""
 
 
+class TimeExceeded(Exception):
+    """A request took longer than it may."""
+
+
+class Disconnected(Exception):
+    """The client has hung up, so that nobody waits for the answer."""
+
+
+class Refused(Exception):
+    """A search that was not accepted."""
+
+
+class QueueFull(Refused):
+    """Too many searches are waiting."""
+
+
+class Draining(Refused):
+    """The scheduler is being closed, and accepts nothing more."""
+
+
+class Broken(Refused):
+    """The thread of the scheduler has ended with an error."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a kind of error is told to a client.
+
+    Args:
+        status: Status of the reply.
+        type: Kind of error, in the words of OpenAI's servers.
+        code: Its name, for programs.
+    """
+
+    status: int
+    type: str
+    code: str
+
+
 KINDS: dict[type[BaseException], Kind] = {
     TemplateError: Kind(422, "invalid_request_error", "invalid_template"),
     QueryError: Kind(422, "invalid_request_error", "invalid_query"),
@@ -79,12 +126,16 @@ KINDS: dict[type[BaseException], Kind] = {
     Disconnected: Kind(499, "client_error", "disconnected"),
     MemoryError: Kind(503, "server_error", "out_of_memory"),
 }
+LOADING = Kind(503, "server_error", "loading")
 INVALID = Kind(422, "invalid_request_error", "invalid_request")
 UNEXPECTED = Kind(500, "server_error", "internal_error")
+HEADERS = {429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}  # by status
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that there is no memory: of Python, a GPU, or torch's allocator on a CPU."""
+    import torch
+
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
@@ -99,6 +150,11 @@ def kind_of(error: BaseException) -> Kind:
     return next((KINDS[parent] for parent in type(error).__mro__ if parent in KINDS), UNEXPECTED)
 
 
+def body_of(message: str, kind: Kind, param: str | None = None) -> dict[str, Any]:
+    """Return the body of a reply to a request that failed."""
+    return {"error": {"message": message, "type": kind.type, "param": param, "code": kind.code}}
+
+
 def error_body(error: BaseException) -> dict[str, Any]:
     """Return the body for an error. An unexpected one is not described, so that nothing leaks."""
     kind = kind_of(error)
@@ -106,6 +162,12 @@ def error_body(error: BaseException) -> dict[str, Any]:
         return body_of("the server has failed to answer this request.", kind)
     message = NO_ROOM if out_of_memory(error) else str(error)
     return body_of(message, kind, error.param if isinstance(error, InvalidField) else None)
+
+
+def unavailable(message: str) -> JSONResponse:
+    """Return the reply of /health if the server answers no requests, in the shape of llama.cpp's server."""
+    error = {"code": 503, "message": message, "type": "unavailable_error"}
+    return JSONResponse({"error": error}, 503, HEADERS[503])
 
 
 def http_body(status: int, detail: str) -> dict[str, Any]:
@@ -172,3 +234,10 @@ def field_of(path: Sequence[str | int], body: Any) -> str | None:
         elif isinstance(body, dict) and i == len(path) - 2:  # a field that is missing
             names.append(str(name))
     return ".".join(names) or None
+
+
+def log_failure(error: BaseException) -> None:
+    """Log an unexpected error: its class, and the calls that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)[-INNERMOST:]
+    calls = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+    LOG.error(json.dumps({"failure": type(error).__name__, "calls": calls}))

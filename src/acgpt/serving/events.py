@@ -18,8 +18,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from acgpt.models.executor import Search
-from acgpt.serving.errors import UNEXPECTED, error_body, kind_of
-from acgpt.serving.log import log_failure
+from acgpt.serving.errors import UNEXPECTED, error_body, kind_of, log_failure
 from acgpt.serving.service import Service
 
 

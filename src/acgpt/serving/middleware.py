@@ -16,16 +16,28 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from acgpt.errors import InputError, reason
-from acgpt.serving.error_body import HEADERS
-from acgpt.serving.errors import UNEXPECTED, BodyTooLarge, Unauthorized, WrongHost, error_body, kind_of
-from acgpt.serving.log import log_failure, log_request
+from acgpt.serving.errors import (
+    HEADERS,
+    LOG,
+    UNEXPECTED,
+    BodyTooLarge,
+    Disconnected,
+    NotJson,
+    TimeExceeded,
+    Unauthorized,
+    WrongHost,
+    error_body,
+    kind_of,
+    log_failure,
+)
 from acgpt.serving.page import pages
 from acgpt.serving.scheduler import Scheduler
-from acgpt.serving.service import DEADLINE, USAGE, Disconnected, Service, TimeExceeded, Usage
+from acgpt.serving.service import DEADLINE, USAGE, Service, Usage
 
 OPEN = frozenset({"/health", *pages()})  # paths that need no key: the page asks for one
 UNMATCHED = "unmatched"  # route of requests that no route has
@@ -174,6 +186,13 @@ class Observed:
             log_request(method, route, status or 499, seconds, usage.tokens)
 
 
+def log_request(method: str, route: str, status: int, seconds: float, tokens: int | None) -> None:
+    """Log a request that was answered: one JSON object per line, with neither prompts nor keys."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    fields = {"time": stamp, "method": method, "route": route, "status": status, "ms": round(1000 * seconds, 1)}
+    LOG.info(json.dumps({**fields, "tokens": tokens}))
+
+
 def route_of(scope: Scope) -> str:
     """Return the path of the route that answered a request, so that the number of metrics is bounded."""
     route: Any = scope.get("route")
@@ -312,3 +331,19 @@ def check_characters(body: bytes) -> None:
         raise InputError("the request has half of a surrogate pair, which is no character.") from error
     except (ValueError, RecursionError):  # malformed, which is found later
         return
+
+
+async def check_content_type(request: Request) -> None:
+    """Refuse a body that is not declared as JSON.
+
+    Pages of other origins can send any body, but not with this type, unless the server allows their origin (CORS).
+
+    Raises:
+        NotJson: The body has another type, or none.
+    """
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind, _, subtype = given.partition("/")
+    is_json = kind == "application" and (subtype == "json" or subtype.endswith("+json"))
+    if request.method == "POST" and not is_json and await request.body():
+        raise NotJson(f"the body has {f'the type {reason(given)}' if given else 'no type'}: "
+                      "send Content-Type: application/json.")  # fmt: skip

@@ -51,11 +51,10 @@ from acgpt.models.executor import (
     grouped,
 )
 from acgpt.models.router import Route
-from acgpt.serving.log import log_failure
+from acgpt.serving.errors import BROKEN, Broken, Draining, QueueFull, log_failure
 
 Result = TypeVar("Result")
 
-BROKEN = "the server cannot answer any more: restart it."
 SLICE = {"cpu": 1024, "cuda": 8192}  # slots of queries that are answered between two steps, while rows are decoded
 PATIENCE = {"cpu": 0, "cuda": 8}  # rounds at most that a query waits for others; fewer if there are few rows
 ENOUGH = 2  # so many times the queries that wait are at least as many as the rows that are decoded
@@ -68,22 +67,6 @@ KEPT_SHARE = 1 / 16  # likewise, of the memory of a GPU, if that is more
 def device_bytes(device: torch.device) -> int:
     """Return the memory of a GPU; 0 for other devices."""
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
-
-
-class Refused(Exception):
-    """A search that was not accepted."""
-
-
-class QueueFull(Refused):
-    """Too many searches are waiting."""
-
-
-class Draining(Refused):
-    """The scheduler is being closed, and accepts nothing more."""
-
-
-class Broken(Refused):
-    """The thread of the scheduler has ended with an error."""
 
 
 class Abandoned(Exception):

@@ -36,7 +36,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from acgpt.serving.error_body import HEADERS, LOADING, Kind, body_of, unavailable
+from acgpt.serving.errors import HEADERS, LOADING, Kind, body_of, unavailable
 from acgpt.serving.options import ServeOptions
 from acgpt.serving.page import reply
 

@@ -25,20 +25,13 @@ from acgpt.errors import QueryError
 from acgpt.models.ask import Piece, Score
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
+from acgpt.serving.errors import Disconnected, Draining, TimeExceeded
 from acgpt.serving.options import LimitOptions
 from acgpt.serving.patterns import Patterns
-from acgpt.serving.scheduler import Draining, Job, Scheduler
+from acgpt.serving.scheduler import Job, Scheduler
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
-
-
-class TimeExceeded(Exception):
-    """A request took longer than it may."""
-
-
-class Disconnected(Exception):
-    """The client has hung up, so that nobody waits for the answer."""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from acgpt.errors import QueryError, TemplateError
 from acgpt.models.ask import FillAsk, SampleAsk, ScoreAsk, StreamAsk
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
-from acgpt.serving.log import log_failure
+from acgpt.serving.errors import log_failure
 from acgpt.serving.scheduler import Counts, Scheduler
 
 ROUNDS = 2  # what comes a second time is captured
