@@ -396,6 +396,8 @@ MEASURING = [
     "acgpt.evaluate(lm, '<tmp>/corpus', length=31, options={'draws': 3})",
     "acgpt.evaluate(lm, '<tmp>/corpus', length=31, conditioning={'r_mx': 1})",
     "acgpt.evaluate(lm, '<tmp>/corpus', length=31, conditioning='model')",
+    "acgpt.evaluate(lm, '<tmp>/corpus', length=31, conditioning=3)",
+    "acgpt.evaluate(lm, '<tmp>/corpus', length=31, conditioning='{r_max: 1, r_max: 0}')",
     "acgpt.evaluate(lm, '<tmp>/corpus', length=31, limit=2, output='<tmp>/empty')",
     "acgpt.evaluate(lm, '<tmp>/corpus', length=31, limit=2, compiled=True)",
     "acgpt.evaluate(lm, '<tmp>/corpus', length=31, limit=2, records='<tmp>/records.json')",

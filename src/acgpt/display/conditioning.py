@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from acgpt.common.files import disk_errors
+from acgpt.common.notation import read_notation
 from acgpt.display.formats import check_format
-from acgpt.errors import InputError
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 
 REGIMES = {  # notation as in recipes, and remark
@@ -49,14 +49,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 def read_conditioning(notation: str) -> Conditioning:
     """Parse a distribution in the notation of recipes: `{r_max: 0.6, empty: 0.1}`."""
-    import yaml
-
-    try:
-        content = yaml.safe_load(notation)
-    except yaml.YAMLError as error:
-        problem = " ".join(str(error).split())
-        raise InputError(f"{notation!r} is not a mapping such as {{r_max: 0.6, empty: 0.1}}: {problem}") from error
-    return Conditioning.from_dict(content)
+    return Conditioning.from_dict(read_notation(notation, repr(notation)))
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from acgpt.common.notation import read_notation
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.dataset import (
@@ -112,11 +111,8 @@ def training_distribution(distribution: Distribution, r_max: float | None) -> Co
         if r_max is not None:
             raise InputError(f"`conditioning={OWN}` takes r_max from the model: omit `r_max={r_max:g}`.")
         return OWN
-    try:
-        content = yaml.safe_load(distribution) if isinstance(distribution, str) else dict(distribution)
-    except yaml.YAMLError as error:
-        raise InputError(f"`conditioning` is not YAML: {' '.join(str(error).split())}.") from error
-    if isinstance(content, dict) and "parts" not in content and r_max is not None:
+    content = read_notation(distribution, "`conditioning`") if isinstance(distribution, str) else distribution
+    if isinstance(content, Mapping) and "parts" not in content and r_max is not None:
         content = {"r_max": r_max, **content}
     return Conditioning.from_dict(content)
 

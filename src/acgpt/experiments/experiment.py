@@ -31,8 +31,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from acgpt.common.notation import read_notation
 from acgpt.common.options import Options, check_keys, declared, documented, option
 from acgpt.errors import InputError
 from acgpt.evaluation.generator import INDEX, PROMPT, TEMPERATURE, TOP_P, check_prompt
@@ -42,7 +41,7 @@ from acgpt.experiments.options import ExperimentOptions
 from acgpt.methods import method_of, split_option
 from acgpt.query.conditioning import Conditioning
 from acgpt.query.modes import MODES, modes_named
-from acgpt.training.recipe import Loader, Recipe, check_recipe_keys, load_recipe, read_change, read_yaml
+from acgpt.training.recipe import Recipe, check_recipe_keys, load_recipe, read_change, read_yaml
 
 BUILT_IN = Path(__file__).parent / "builtin"
 LOGS, LOCKS = "logs", "locks"
@@ -530,8 +529,8 @@ def written(key: str, value: Any) -> str:
 def as_yaml(text: str) -> Any:
     """Return the value of a text as YAML; `None` if it is not valid YAML."""
     try:
-        return yaml.load(text, Loader)
-    except yaml.YAMLError:
+        return read_notation(text, "")
+    except InputError:
         return None
 
 

@@ -7,15 +7,13 @@ wrong type and keys that contradict each other raise an error before anything is
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from acgpt.common.notation import read_notation
 from acgpt.common.options import Options, check_keys, documented, option
 from acgpt.errors import InputError
 from acgpt.methods import METHODS
@@ -329,7 +327,7 @@ def read_yaml(name: str | Path, folder: Path, kind: str, hint: str = "") -> tupl
     if not path.is_file() and str(name).removesuffix(".yaml") in names:
         path = folder / f"{path.name.removesuffix('.yaml')}.yaml"
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader)
+        content = read_notation(path.read_text(encoding="utf-8"), f"the {kind} {name}")
     except (OSError, UnicodeDecodeError) as error:
         similar = get_close_matches(str(name), names, n=1)
         hint += f"did you mean {similar[0]}? " if similar else ""
@@ -337,8 +335,6 @@ def read_yaml(name: str | Path, folder: Path, kind: str, hint: str = "") -> tupl
             f"cannot read the {kind} {name} ({error}): {hint}Name a YAML file, or one of acgpt's own: "
             f"{', '.join(names)}."
         ) from error
-    except yaml.YAMLError as error:
-        raise InputError(f"the {kind} {name} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise InputError(f"{name} must be a mapping of keys to values, not {type(content).__name__}.")
     return content, path
@@ -379,23 +375,6 @@ def with_changes(content: dict[str, Any], changes: Sequence[str] | Mapping[str, 
     return make(content, source)
 
 
-class Loader(yaml.SafeLoader):
-    """A safe YAML loader that rejects duplicate keys, and reads 5e-4 as a number, as YAML 1.2 does."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Construct a mapping and check that its keys differ."""
-        names = [key.value for key, _ in node.value]
-        for key, _ in node.value:
-            if names.count(key.value) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value}", key.start_mark)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
-
-
-FLOAT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
-Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+0123456789"))
-
-
 def check_recipe_keys(keys: Iterable[str], where: str) -> None:
     """Refuse keys that recipes do not have, see `check_keys`."""
     inner = {item.name: f"conditioning.{item.name}" for kind in KINDS.values() for item in fields(kind)}
@@ -417,11 +396,8 @@ def read_change(change: str) -> tuple[str, Any]:
     key = key.strip()
     if not equals or not key:
         raise InputError(f"{change!r} is not a change: write key=value, as in steps=1000 or conditioning.r_max=0.4.")
-    try:
-        is_path = Recipe.types().get(key) is str
-        return key, text if is_path else yaml.load(text, Loader)  # a path need not be valid YAML
-    except yaml.YAMLError as error:
-        raise InputError(f"{change!r}: the value is not valid YAML: {error}") from error
+    is_path = Recipe.types().get(key) is str
+    return key, text if is_path else read_notation(text, f"{change!r}: the value")  # a path need not be valid YAML
 
 
 def set_key(content: dict[str, Any], key: str, value: Any) -> None:
