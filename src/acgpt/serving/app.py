@@ -20,6 +20,7 @@ from acgpt.serving.errors import (
     INVALID,
     KINDS,
     body_of,
+    error_reply,
     http_body,
     nearest,
     unavailable,
@@ -33,7 +34,6 @@ from acgpt.serving.middleware import (
     Metrics,
     Observed,
     check_content_type,
-    error_reply,
 )
 from acgpt.serving.service import Service
 from acgpt.version import __version__

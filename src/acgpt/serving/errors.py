@@ -164,6 +164,12 @@ def error_body(error: BaseException) -> dict[str, Any]:
     return body_of(message, kind, error.param if isinstance(error, InvalidField) else None)
 
 
+def error_reply(error: BaseException) -> JSONResponse:
+    """Return the reply to a request that failed."""
+    status = kind_of(error).status
+    return JSONResponse(error_body(error), status, HEADERS.get(status))
+
+
 def unavailable(message: str) -> JSONResponse:
     """Return the reply of /health if the server answers no requests, in the shape of llama.cpp's server."""
     error = {"code": 503, "message": message, "type": "unavailable_error"}

@@ -17,12 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from acgpt.errors import InputError, reason
 from acgpt.serving.errors import (
-    HEADERS,
     LOG,
     UNEXPECTED,
     BodyTooLarge,
@@ -31,7 +29,7 @@ from acgpt.serving.errors import (
     TimeExceeded,
     Unauthorized,
     WrongHost,
-    error_body,
+    error_reply,
     kind_of,
     log_failure,
 )
@@ -136,12 +134,6 @@ def plain(name: str, kind: str, help: str, value: float) -> Iterator[str]:
 
 
 # ---- middleware -----------------------------------------------------------------------------------------------------
-
-
-def error_reply(error: BaseException) -> JSONResponse:
-    """Return the reply to a request that failed."""
-    status = kind_of(error).status
-    return JSONResponse(error_body(error), status, HEADERS.get(status))
 
 
 class Observed:
