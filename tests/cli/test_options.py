@@ -58,6 +58,14 @@ def test_a_command_gets_the_options_that_the_fields_declare():
     assert got.pop() == ("b", Some(limit=2, modes=["x", "y"], adapter=False, place=Path("q"), quiet=True), False)
     assert run("c", "--limit", "0") == 2 and run("c", "--share", "2") == 2 and run("c", "--by", "pages") == 2
     assert run("c", "--size", "inf") == 2 and not got
+    for words, message in {
+        ("--limit", "0"): "--limit must be a whole number, at least 1, not 0.",
+        ("--limit", "1.5"): "--limit must be a whole number, at least 1, not '1.5'.",
+        ("--share", "half"): "--share must be a number, from 0 to 1, not 'half'.",
+        ("--share", "nan"): "--share must be a number, from 0 to 1, not nan.",
+    }.items():
+        refused = CliRunner().invoke(app, ["c", *words], env={"COLUMNS": "120", "NO_COLOR": "1"})
+        assert refused.exit_code == 2 and message in refused.output
     assert run("d", "--by", "lines", "--only", "1", "--only", "x-*", "--size", "0.5") == 0
     assert got == [("d", Some(modes=[], by="lines", only=("1", "x-*"), size=1 << 19), False)]
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120", "NO_COLOR": "1"}).stdout

@@ -40,7 +40,7 @@ HELP = {
     "object": "Print the result as JSON, in one line (keys above).",
     "quiet": "Show no progress.",
 }
-SHOWN = 99_999  # largest bound that the help shows beside an option; larger ones are checked by `Options` alone
+SHOWN = 99_999  # largest bound that the help shows beside an option
 PAUSE = 30.0  # seconds between two progress lines if stderr is not a terminal
 NO_ADAPTER = "none"  # value of --adapter for no adapter
 TemplateArgument = Annotated[str | None, typer.Argument(metavar="TEMPLATE", show_default=False, help=HELP["template"])]
@@ -99,6 +99,19 @@ def bytes_in(megabytes: float) -> int:
     return round(megabytes * 2**20)
 
 
+def number_or_text(kind: type[int | float]) -> Callable[[Any], Any]:
+    """Return a function that parses a number, and returns a text that is none, which `Options` refuses."""
+
+    def parse(text: Any) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            return text
+
+    parse.__name__ = kind.__name__  # older versions of typer show it
+    return parse
+
+
 def no_value(default: Any) -> None:
     """Return `None`, for forms whose type on the command line cannot represent the default of the field."""
 
@@ -118,7 +131,7 @@ FORMS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
 def with_options(options: type[Options]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that a dataclass declares, in place of its parameter `options`.
 
-    Typer checks the values; the command is called with one object of the dataclass.
+    The dataclass checks the values; the command is called with one object of it.
     """
     flags, hints, help_texts = flags_of(options), value_types(options), command_help(options)
 
@@ -131,7 +144,8 @@ def with_options(options: type[Options]) -> Callable[[Callable[..., None]], Call
             allowed, names = metadata["range"], choices(kind)
             kind = StrEnum(item.name, list(names)) if names else kind
             most = None if (allowed.maximum or 0) > SHOWN else allowed.maximum
-            settings = {} if kind is bool or names else {"min": allowed.minimum, "max": most}
+            if kind in (int, float):  # the help shows the range, and `Options` checks it
+                settings = {"min": allowed.minimum, "max": most, "parser": number_or_text(kind)}
             kind = kind if default is not None else kind | None
         settings |= {"help": help_texts[item.name], "metavar": metadata["metavar"]}
         annotation: Any = Annotated[kind, option(*flags[item.name], **settings)]

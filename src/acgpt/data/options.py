@@ -10,6 +10,7 @@ from typing import Literal
 
 from acgpt.common.options import Options, documented, option
 
+SMALLEST = 257  # tokens of a tokenizer: one per byte, and EOS
 MAX_HELD_OUT = 0.5  # share of train; more is probably a mistake, such as 99 for 1 %
 
 
@@ -24,7 +25,10 @@ class PreparationOptions(Options):
         flags=("--tokenizer", "-t"),
     )
     train_tokenizer: int | None = option(
-        "Train a byte-level BPE tokenizer with N tokens on the train split (its first 512 MB).", metavar="N"
+        "Train a byte-level BPE tokenizer with N tokens on the train split (its first 512 MB).",
+        metavar="N",
+        minimum=SMALLEST,
+        words=f"at least {SMALLEST} (a token per byte, and EOS)",
     )
     mask_token: bool = option("Add a token <|mask|> for unknown tokens if the tokenizer has none.", False)
     convention: Literal["lines", "documents"] | None = option(

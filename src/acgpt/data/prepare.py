@@ -142,13 +142,10 @@ def prepare(
 
 def check_options(options: PreparationOptions) -> None:
     """Check the options before anything is read."""
-    smallest, size = corpus_tokenizer.SMALLEST, options.train_tokenizer
-    if options.tokenizer is not None and size is not None:
+    if options.tokenizer is not None and options.train_tokenizer is not None:
         raise InputError(
             "`tokenizer` and `train_tokenizer` exclude each other: leave out `tokenizer` or `train_tokenizer`."
         )
-    if size is not None and size < smallest:
-        raise InputError(f"`train_tokenizer` must be at least {smallest} (a token per byte, and EOS), not {size}.")
     if options.shard_bytes < 1024:
         raise InputError(f"a shard must have at least 1,024 bytes, not {options.shard_bytes}.")
 

