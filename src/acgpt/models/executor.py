@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import chain
 from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
@@ -61,7 +60,7 @@ class Rows:
         """Add a row."""
         self.rows.append((query, route, sample, guide))
 
-    def tasks(self, owner: Any = None) -> Sequence[RowTask]:
+    def tasks(self, owner: Any) -> Sequence[RowTask]:
         """Return a task for each row."""
         return [RowTask(owner, self, *row) for row in self.rows]
 
@@ -86,7 +85,7 @@ class Queries:
     queries: list[Any]
     routes: list[Route]
 
-    def tasks(self, owner: Any = None) -> Sequence[Task]:
+    def tasks(self, owner: Any) -> Sequence[Task]:
         """Return a task for each query."""
         return [Task(owner, self, query, route) for query, route in zip(self.queries, self.routes, strict=True)]
 
@@ -163,7 +162,7 @@ class Task:
     """One query of a request.
 
     Args:
-        owner: Whose request it is, for a scheduler.
+        owner: What the request belongs to, for the policy that runs the search.
         request: The request.
         query: The query.
         route: What answers it.
@@ -340,15 +339,18 @@ class Executor:
 
     def results(self, requests: Mapping[int, Request]) -> Generator[None, None, dict[int, Any]]:
         """Return the results of requests, by number; tasks of one group are computed together."""
-        tasks = {number: request.tasks() for number, request in requests.items()}
-        for members in grouped(chain.from_iterable(tasks.values()), attrgetter("group")):
+        tasks = [task for number, request in requests.items() for task in request.tasks(number)]
+        for members in grouped(tasks, attrgetter("group")):
             rows = [task for task in members if isinstance(task, RowTask)]
             if rows:
                 yield from self.draw(rows)
                 continue
             for task, answer in zip(members, self.answers(members), strict=True):
                 task.answer = answer
-        return {number: request.result([task.answer for task in tasks[number]]) for number, request in requests.items()}
+        answers: dict[int, list[Any]] = {number: [] for number in requests}
+        for task in tasks:
+            answers[task.owner].append(task.answer)
+        return {number: request.result(answers[number]) for number, request in requests.items()}
 
     def draw(self, tasks: list[RowTask]) -> Generator[None, None, None]:
         """Draw the rows of a group, those of about the same length together; yield after each step."""
@@ -357,11 +359,13 @@ class Executor:
             drawn = batch = tasks[start : start + self.engine.most_rows]
             pool = Pool(self, batch[0].route, batch[0].request.sampling)
             pool.join(batch)
-            while drawn or pool.tasks:
+            while True:
                 ended = [task for task in drawn if task.ended()]
                 yield
                 pool.release(ended)
-                drawn = pool.step() if pool.tasks else []
+                if not pool.tasks:
+                    break
+                drawn = pool.step()
             for task in batch:
                 task.answer = task.row
 
