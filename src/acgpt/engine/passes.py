@@ -6,9 +6,10 @@ prefills    queries ──► layouts up to their first blanks ──► logits 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +29,6 @@ from acgpt.engine.decode import Decoder, Forward, slot_bytes
 from acgpt.engine.kernels.log_probs import linear_log_probs
 from acgpt.engine.layout import Layout, Sequences, batches, build, download, lay_out, neighbours, slots_of, upload
 from acgpt.engine.length_head import LengthHead
-from acgpt.engine.meter import Meter
 from acgpt.engine.modules import turn
 from acgpt.engine.packed_graphs import PackedGraphs
 from acgpt.engine.prefixes import Prefixes, States, part_of
@@ -39,8 +39,53 @@ from acgpt.query.query import Query
 from acgpt.query.sampling import Sampling
 
 MANY_SLOTS = 2**16  # in one call of `log_probs`, for which compiling the fused attention pays off
+MOST_EVENTS = 1000  # that a meter holds before those of finished passes are added up
 FEW_SLOTS = 2**13  # in a pass that takes less time than launching the modules of a network
 T = TypeVar("T")
+
+
+class Meter:
+    """Counter of the passes through a model on one device, and of the device time that they take.
+
+    On CUDA it uses events of the device, and does not wait for it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.calls = device, 0
+        self._seconds = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []  # before and after passes that may still run
+
+    @contextmanager
+    def passes(self, times: int = 1) -> Iterator[None]:
+        """Count and time `times` passes, which run inside the context."""
+        self.calls += times
+        if self.device.type == "cuda":
+            stream = torch.cuda.current_stream(self.device)
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record(stream)
+            yield
+            end.record(stream)
+            self._events.append((begin, end))
+            if len(self._events) > MOST_EVENTS:
+                self.fold()
+        else:
+            start = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - start
+
+    def fold(self) -> None:
+        """Add up the passes that are over. Without this, the events of a server that nobody times would pile up."""
+        over = next((n for n, (_, end) in enumerate(self._events) if not end.query()), len(self._events))
+        self._seconds += sum(begin.elapsed_time(end) for begin, end in self._events[:over]) / 1000
+        del self._events[:over]
+
+    @property
+    def seconds(self) -> float:
+        """Time of all passes so far in seconds; waits for the last pass."""
+        if self._events:
+            self._events[-1][1].synchronize()
+            self.fold()
+        return self._seconds
 
 
 @dataclass(frozen=True)
