@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from acgpt.cli.ui import emit, option
+from acgpt.cli.ui import ObjectOption, emit, option, with_options
+from acgpt.common.options import Options, declared
+from acgpt.common.options import option as declare
+from acgpt.data.options import PreparationOptions
 
 app = typer.Typer(no_args_is_help=True, help="Draw conditioning sets.")
 
 PICTURE = "Write a picture: .png, .svg or .pdf."
 
 
+@dataclass(frozen=True)
+class SetOptions(Options):
+    """Which sets are drawn."""
+
+    own: tuple[str, ...] = declare(
+        "Distribution to draw from, as in a recipe. May be repeated. Default: those of the paper.",
+        (),
+        metavar="MAPPING",
+        flags=("--conditioning", "-c"),
+        form="list",
+    )
+    length: int = declare("Tokens per text. Default: 48.", 48, metavar="T", minimum=1, maximum=256)
+    rows: int = declare("Sets per distribution. Default: 8.", 8, metavar="N", minimum=1, maximum=64)
+    seed: int = declared(PreparationOptions, "seed", help="Seed. Default: 0.")
+
+
 @app.command()
+@with_options(SetOptions)
 def conditioning(
     output: Annotated[Path | None, option("--output", "-o", metavar="PATH", help=PICTURE)] = None,
-    own: Annotated[
-        list[str] | None,
-        option(
-            "--conditioning",
-            "-c",
-            metavar="MAPPING",
-            help="Distribution to draw from, as in a recipe. May be repeated. Default: those of the paper.",
-        ),
-    ] = None,
-    length: Annotated[int, option(metavar="T", min=1, max=256, help="Tokens per text. Default: 48.")] = 48,
-    rows: Annotated[int, option(metavar="N", min=1, max=64, help="Sets per distribution. Default: 8.")] = 8,
-    seed: Annotated[int, option("--seed", "-s", metavar="N", min=0, max=2**32 - 1, help="Seed. Default: 0.")] = 0,
-    as_json: Annotated[bool, option("--json", help="Print the result as JSON, in one line (keys above).")] = False,
+    *,
+    options: SetOptions,
+    as_json: ObjectOption = False,
 ) -> None:
     r"""Draw samples of the distributions of conditioning sets used in training.
 
@@ -50,9 +61,10 @@ def conditioning(
     """
     from acgpt.display.conditioning import DRAWS, REGIMES, draw_conditioning, panel, terminal
 
-    distributions = [("Your own", notation, "") for notation in own or ()]
+    length, seed = options.length, options.seed
+    distributions = [("Your own", notation, "") for notation in options.own]
     distributions = distributions or [(title, notation, remark) for title, (notation, remark) in REGIMES.items()]
-    panels = [panel(*item, length=length, rows=rows, seed=seed, draws=DRAWS) for item in distributions]
+    panels = [panel(*item, length=length, rows=options.rows, seed=seed, draws=DRAWS) for item in distributions]
     if output is not None:
         draw_conditioning(output, panels)
         print(f"wrote {output}", file=sys.stderr)

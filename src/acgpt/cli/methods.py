@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from importlib.metadata import entry_points
-from typing import Annotated
 
-from acgpt.cli.ui import emit, option, silence_libraries
+from acgpt.cli.ui import ObjectOption, emit, silence_libraries
 
 COLUMNS = {  # heading and meaning
     "evaluates_any": ("evaluates any conditional", "computes p(asked | given) exactly, for any asked and given tokens"),
@@ -21,9 +20,7 @@ COLUMNS = {  # heading and meaning
 MARKS = {True: "✓", False: "✗", None: "–"}
 
 
-def methods(
-    as_json: Annotated[bool, option("--json", help="Print the result as JSON, in one line (keys above).")] = False,
-) -> None:
+def methods(as_json: ObjectOption = False) -> None:
     r"""List the methods and what they can do (table 1 of the paper).
 
     acgpt train tiny-cpu corpus=data/mine output=runs/s method=sigma-gpt-random
