@@ -133,20 +133,20 @@ def evaluation_of(conditioning: dict[str, Any]) -> RunEvaluation:
 
 
 def test_a_lead_over_a_row_of_other_units_is_not_tested_against_its_resamples():
-    column, resamples = (
-        Column("training", "training", form=".2f", best=min),
-        np.random.default_rng(0).normal(0, 1, 1000),
-    )
+    column = Column("training", "training", form=".2f", best=min)
+    noise = np.random.default_rng(0).normal(0, 9, TEXTS)
 
-    def bold(unit: tuple[str, int]) -> bool:
-        rows = [
-            Row({"training": 10.0}, 0, resampled={"training": 10 + resamples}, unit=("documents", 60)),
-            Row({"training": 10.1}, 0, resampled={"training": 10.1 - resamples}, unit=unit),
-        ]
-        table = Table("", "", (column,), tuple(rows), "training")
-        return table.is_bold(rows[0], column)
+    def row(nats: np.ndarray, unit: str) -> Row:
+        sums = PerText("set", {"training": TextSums(nats, np.full(TEXTS, float(TOKENS)))}, unit)
+        perplexity = measured([sums], "training")
+        return Row({"training": perplexity.value}, 0, measured={"training": perplexity})
 
-    assert not bold(("documents", 60)) and bold(("texts", 276))
+    def bold(unit: str) -> bool:
+        rows = (row(70.0 + noise, "documents"), row(70.1 - noise, unit))
+        first = min(rows, key=lambda each: each.cells["training"])
+        return Table("", "", (column,), rows, "training").is_bold(first, column)
+
+    assert not bold("documents") and bold("texts")
 
 
 def test_sums_of_another_evaluation_are_not_used_and_that_is_said(tmp_path):

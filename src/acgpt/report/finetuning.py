@@ -32,7 +32,6 @@ from acgpt.report.runs import (
     backbones,
     command_for,
     describe_set,
-    resampled,
 )
 from acgpt.report.tables import INTERVALS, NO_CLEAR_BEST, Cell, Column, Row, Table, comparable, file_name, grouped
 from acgpt.training.recipe import differences
@@ -235,8 +234,8 @@ def perplexity_table(runs: Sequence[Run], split: str, names: dict[str, str], pap
         cells = {**run_description(run, names), "texts": run.budget[0], **evaluation.modes, "set": evaluation.hash[:8]}
         details = (describe_set(evaluation),)
         key = group(run, evaluation)
-        resamples = resampled(map(evaluation.perplexity, evaluation.modes))
-        rows.append(Row(cells, key, None, False, details, resamples, evaluation.unit))
+        measured = {mode: value for mode in evaluation.modes if (value := evaluation.perplexity(mode))}
+        rows.append(Row(cells, key, None, False, details, measured))
     rows += paper_rows(paper, "perplexities")
     return Table(f"Perplexities, {split}", CAPTIONS["perplexities"], PERPLEXITIES, tuple(rows), "backbone", SETS)
 

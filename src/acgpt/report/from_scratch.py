@@ -31,7 +31,6 @@ from acgpt.report.runs import (
     Run,
     RunEvaluation,
     describe_set,
-    resampled,
 )
 from acgpt.report.tables import (
     INTERVALS,
@@ -270,8 +269,8 @@ def ablation(
             "set": entry.evaluation.hash[:8],
         }
         details = (describe_set(entry.evaluation),)
-        resamples = resampled(map(entry.perplexity, entry.modes))
-        rows.append(Row(cells, entry.group, entry.note, False, details, resamples, entry.evaluation.unit))
+        measured = {mode: value for mode in entry.modes if (value := entry.perplexity(mode))}
+        rows.append(Row(cells, entry.group, entry.note, False, details, measured))
     from_paper = paper_rows(paper, "perplexities", size, {entry.r_max for entry in entries})
     title = f"{paper['sizes'].get(size, size)}, {split}"
     all_rows = sorted([*rows, *from_paper], key=lambda row: (row.cells["r_max"], row.paper))

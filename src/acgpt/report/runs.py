@@ -12,13 +12,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from acgpt.common.files import read_json_object
@@ -395,12 +394,6 @@ def read_json(path: Path) -> dict[str, Any]:
         return read_json_object(path)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path} ({error}): repair it or leave it out.") from error
-
-
-def resampled(perplexities: Iterable[MeasuredPerplexity | None]) -> dict[str, np.ndarray]:
-    """Return by mode the perplexity on resamples, (resamples,), where sums per document or text were kept."""
-    by_mode = {measured.mode: measured.resampled for measured in perplexities if measured is not None}
-    return {mode: values for mode, values in by_mode.items() if values is not None}
 
 
 def backbones(runs: Sequence[Run]) -> dict[str, str]:

@@ -16,12 +16,11 @@ from itertools import product
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import pandas as pd
 
 from acgpt.display.table import escape_latex, latex_table, markdown_table, plain_markdown, terminal_table
 from acgpt.errors import CONTROLS
-from acgpt.evaluation.bootstrap import LEVEL, RESAMPLES, Difference, percentiles
+from acgpt.evaluation.bootstrap import LEVEL, RESAMPLES, Difference, MeasuredPerplexity, paired_difference
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -160,9 +159,8 @@ class Row:
         note: Text of a footnote.
         paper: Whether it is a row of the paper.
         details: What it was evaluated on or compared with. The caption lists these once, for the rows in the table.
-        resampled: By column, (resamples,) the cell on resampled texts, where known. Rows of a group share the
-            resamples.
-        unit: What was resampled, and how many (`MeasuredPerplexity.unit`).
+        measured: Perplexities by column, with the sums from which the intervals of leads are computed. Rows of a
+            group were evaluated on the same dataset.
     """
 
     cells: Mapping[str, Cell]
@@ -170,8 +168,7 @@ class Row:
     note: str | None = None
     paper: bool = False
     details: tuple[str, ...] = ()
-    resampled: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
-    unit: tuple[str, int] | None = None
+    measured: Mapping[str, MeasuredPerplexity] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -397,12 +394,11 @@ class Table:
 
 def within_noise(column: Column, first: Row, others: Sequence[Row]) -> bool:
     """Return whether the best row's lead over another has an interval that includes zero, where it is known."""
-    best, unit = first.resampled.get(column.key), first.unit
-    if best is None or unit is None:
+    best, key = first.measured.get(column.key), column.key
+    if best is None:
         return False
-    resamples = [row.resampled.get(column.key) for row in others if row.unit == unit]
-    intervals = [percentiles(other - best, unit[1]) for other in resamples if other is not None]
-    return any(interval is not None and interval[0] <= 0 <= interval[1] for interval in intervals)
+    leads = [paired_difference(best, row.measured[key]) for row in others if key in row.measured]
+    return any(lead.interval is not None and not lead.clear for lead in leads)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
