@@ -8,50 +8,35 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import yaml
 from models import tiny_model
-from runs import SMALL, Command, forked, read_rows, until, write_corpus
+from runs import SMALL, Command, enter, forked, read_rows, until, write_corpus
 from test_experiment import ROOT, made, run_cli
 
-from acgpt.cli import preloaded
 from acgpt.data.corpus import Corpus
 from acgpt.evaluation.per_text import ENDING
 from acgpt.experiments import experiment
 from acgpt.experiments import runner as experiment_runner
-from acgpt.experiments.command_server import SUPPORTED, CommandServer
 from acgpt.experiments.experiment import BUILT_IN, Experiment
-from acgpt.experiments.runner import Runner, is_locked, run_experiment, state_of
+from acgpt.experiments.runner import PROGRAM, Runner, is_locked, run_experiment, state_of
 from acgpt.report import write
 
 # ---- running, with a stand-in for acgpt -----------------------------------------------------------------------------
 
 # It trains nothing, but reads the same words and leaves the same files; what it is to do otherwise, a file tells it.
-# With --serve it is the process that such commands are forked from.
 STAND_IN = """
-import json, os, signal, socket, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 
 told = Path(os.environ["TOLD"])
-if sys.argv[1] == "--serve":
-    from acgpt.experiments.command_server import serve
-    from acgpt.training.recipe import load_recipe  # takes a moment
-
-    (told / "server.began").touch()
-    while (told / "server.waits").exists():
-        time.sleep(0.01)
-    words = serve(socket.socket(fileno=int(sys.argv[2])))
-    if words is None:
-        os._exit(0)
-    sys.argv[1:] = words
 kind, *words = sys.argv[1:]
 if (told / f"{kind}-killed").exists():
     (told / f"{kind}-killed").unlink()
@@ -71,7 +56,6 @@ if kind in ("evaluate", "generate", "mauve"):
     path.write_text("{}")
     sys.exit()
 from acgpt.training.recipe import load_recipe  # takes a moment
-from acgpt.training.recipe import load_recipe
 
 words = words[: words.index("--minutes")] if "--minutes" in words else words
 recipe = load_recipe(words[0], [word for word in words[1:] if word != "--resume"])
@@ -105,7 +89,6 @@ def told(tmp_path, monkeypatch):
     script.write_text(STAND_IN)
     folder.mkdir()
     monkeypatch.setattr(experiment_runner, "PROGRAM", (sys.executable, str(script)))
-    monkeypatch.setattr(experiment_runner, "PRELOADED", (sys.executable, str(script), "--serve"))
     monkeypatch.setenv("TOLD", str(folder))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     return folder
@@ -298,9 +281,7 @@ def test_an_experiment_is_run_by_one_function_with_the_options_of_the_command(tm
     assert [" --minutes " in log.read_text() for log in other.rglob("seed*.txt")] == [True, True]
 
 
-@pytest.mark.parametrize("served", [pytest.param(True, marks=pytest.mark.skipif(not SUPPORTED, reason="Linux")), False])
-def test_a_cell_stays_locked_while_its_command_outlives_a_runner_that_was_killed(tmp_path, told, monkeypatch, served):
-    monkeypatch.setattr(experiment_runner, "SUPPORTED", served)
+def test_a_cell_stays_locked_while_its_command_outlives_a_runner_that_was_killed(tmp_path, told):
     cell = three(tmp_path).cells[0]
     (told / "seed0.waits").touch()
     runner = os.fork()
@@ -367,63 +348,12 @@ def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(tmp_path, told):
     assert [state.state for state in states.values()] == ["stopped", "waiting", "waiting"]
 
 
-def test_without_a_process_to_fork_from_commands_are_started_anew(tmp_path, told, monkeypatch):
-    monkeypatch.setattr(experiment_runner, "PRELOADED", (sys.executable, "-c", "raise SystemExit(1)"))
-    found = three(tmp_path)
-    assert {state.state for state in Runner(found.cells[:2]).run().values()} == {"done"}
-    assert not (told / "server.began").exists()
-    lines = [line.split()[2] for line in found.cells[0].log.read_text().splitlines()]
-    assert lines == ["train", "evaluate", "evaluate"]
-
-
-@pytest.mark.skipif(not SUPPORTED, reason="commands are forked on Linux only")
-def test_the_process_to_fork_from_takes_its_command_along_and_the_next_cell_has_another(tmp_path, told):
-    found = three(tmp_path)
-    (told / "seed0.waits").touch()
-    runner, ended = Runner(found.cells[:2]), []
-
-    def kill() -> None:
-        until(lambda: (told / "seed0.began").exists())
-        ended.append(runner.child.pid)
-        runner.server.process.kill()
-
-    with meanwhile(kill):
-        states = runner.run()
-    assert [state.state for state in states.values()] == ["failed", "done"]
-    assert states["seed0"].error.startswith("acgpt train ended with code -9")
-    until(lambda: not alive(ended[0]))
-    (told / "seed0.waits").unlink()
-    assert Runner(found.cells[:1]).run()["seed0"].state == "done"
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(not SUPPORTED, reason="commands are forked on Linux only")
-def test_who_stops_during_the_imports_has_begun_nothing(tmp_path, told):
-    found = three(tmp_path)
-    (told / "server.waits").touch()
-
-    def ask() -> None:
-        until(lambda: (told / "server.began").exists())
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    shown = []
-    with meanwhile(ask):
-        states = Runner(found.cells, show=lambda cell, state: shown.append(state.state)).run()
-    assert [state.state for state in states.values()] == ["stopped", "waiting", "waiting"]
-    assert shown[0] == "training" and not any(cell.log.exists() for cell in found.cells)
-
-
 def test_what_is_done_needs_no_process(tmp_path, told, monkeypatch):
     cells = three(tmp_path).cells[:1]
     assert Runner(cells).run()["seed0"].state == "done"
-    for name in ("CommandServer", "subprocess"):
-        monkeypatch.setattr(experiment_runner, name, None)
+    lines = [line.split()[2] for line in cells[0].log.read_text().splitlines()]
+    assert lines == ["train", "evaluate", "evaluate"]
+    monkeypatch.setattr(experiment_runner, "start", None)
     assert Runner(cells).run()["seed0"].state == "done"
 
 
@@ -462,31 +392,38 @@ def test_on_a_terminal_there_is_a_table_of_cells_around_the_one_that_runs(tmp_pa
 # ---- as it is -------------------------------------------------------------------------------------------------------
 
 
-class ForkedServer(CommandServer):
-    """The process that commands are forked from, itself forked from one that has imported everything already."""
+class ForkedCommand:
+    """What `runner.start` returns, forked from a process that has imported everything already."""
 
-    def __init__(self, program: Any, env: Any) -> None:
-        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.is_ready = False
-        with theirs:
-            self.process = forked(serve_commands, theirs)
-        self.process.wait = self.process.join
+    def __init__(self, words: Sequence[str], output: BinaryIO, lock: int) -> None:
+        self.process = forked(enter, [*words[len(PROGRAM) :]], None, write_to, output.name, {})
+        self.pid = self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float) -> None:
+        self.process.join(timeout)
+
+    def terminate(self) -> None:
+        self.process.terminate()
 
 
-def serve_commands(connection: socket.socket) -> None:
-    """Body of the process of a `ForkedServer`."""
-    import torch
-
-    torch.set_num_threads(1)
-    sys.argv = ["preloaded", str(connection.detach())]
-    preloaded.main()
+def write_to(path: str) -> None:
+    """Append what this process prints to a file."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
 
 
 def run_forked(*words: str | Path) -> None:
     """Run `acgpt experiment` with these arguments, and fork its commands from a process that is already there."""
     with pytest.MonkeyPatch.context() as patch:
-        if SUPPORTED:
-            patch.setattr(experiment_runner, "CommandServer", ForkedServer)
+        patch.setattr(experiment_runner, "start", ForkedCommand)
         run_cli(*words, "--quiet")
 
 

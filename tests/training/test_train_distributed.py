@@ -116,7 +116,8 @@ def test_two_processes_that_are_killed_go_on_bit_for_bit(corpus, tmp_path):
     for name in ("model", "checkpoints/checkpoint-6"):
         assert (run / name / "model.safetensors").read_bytes() == (whole / name / "model.safetensors").read_bytes()
     states = [torch.load(run / f"checkpoints/checkpoint-6/rng_state_{rank}.pth", weights_only=False) for rank in (0, 1)]
-    assert not torch.equal(states[0]["cpu"], states[1]["cpu"])
+    seeds = [torch.Generator().set_state(state["cpu"]).initial_seed() for state in states]
+    assert seeds == [0, 1]  # texts of their own get noise of their own
 
 
 def note_shares(path):

@@ -1,9 +1,7 @@
 """Run the cells of an experiment one after the other, by running the commands of each cell.
 
-Each command is a process of its own, so its errors and its memory do not affect other cells. On Linux the commands are
-forked from a server that has imported torch and transformers (`command_server`) and is started for the first command.
-On other systems, or if the server fails, each command starts a new Python. The runner holds the lock of the cell,
-forwards signals, and reads the progress from the folder of the run.
+Each command is a process of its own, so its errors and its memory do not affect other cells. The runner holds the lock
+of the cell, forwards signals, and reads the progress from the folder of the run.
 
     waiting ──► training ──► evaluating ──► generating ──► scoring ──► done
                    │              │              │            │
@@ -27,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from acgpt.common.files import disk_errors, locked
 from acgpt.common.options import keywords
@@ -35,7 +33,6 @@ from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.features import Featurizer
 from acgpt.evaluation.mauve import PAPER, package
-from acgpt.experiments.command_server import SUPPORTED, CommandServer, ServedCommand
 from acgpt.experiments.experiment import Cell, Experiment, opened
 from acgpt.experiments.options import ExperimentOptions
 from acgpt.training.log import read_log
@@ -43,11 +40,9 @@ from acgpt.training.run_folder import CONFIG, LOG, RESULTS, check_same
 
 SCORE_LATER = "with `no_scoring=True` the cells generate now and can be scored later"
 PROGRAM = (sys.executable, "-m", "acgpt")
-PRELOADED = (sys.executable, "-m", "acgpt.cli.preloaded")  # forks into PROGRAM
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 # Seconds that torchrun (from torch 2.12 on) gives its processes to save a checkpoint after a signal; its default is 30.
 TORCHRUN_ENVIRONMENT = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
-LONGEST_START = 300.0  # maximum number of seconds for the imports of the server
 STOPPED = 3  # exit code of a training run that was stopped on request
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # each stops the runner so that it can be resumed
 # State of a cell while a command runs, by the name of the command.
@@ -239,9 +234,7 @@ class Runner:
         self.cells, self.processes, self.show = cells, processes, show
         self.end = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self.stop_requests = 0  # number of signals so far
-        self.child: subprocess.Popen[bytes] | ServedCommand | None = None
-        self.server: CommandServer | None = None
-        self.use_server = SUPPORTED
+        self.child: subprocess.Popen[bytes] | None = None
 
     def should_stop(self) -> bool:
         """Return whether a signal has arrived or the time limit has passed."""
@@ -255,12 +248,9 @@ class Runner:
         """
         states = {}
         with self.forwarding_signals():
-            try:
-                for cell in self.cells:
-                    states[cell.name] = state = self.run_cell(cell)
-                    self.show(cell, state)
-            finally:
-                self.close_server()
+            for cell in self.cells:
+                states[cell.name] = state = self.run_cell(cell)
+                self.show(cell, state)
         return states
 
     def run_cell(self, cell: Cell) -> State:
@@ -298,26 +288,17 @@ class Runner:
         trains = arguments[0] == "train"
         distributed = trains and self.processes > 1
         program = (*TORCHRUN, str(self.processes), "-m", "acgpt") if distributed else PROGRAM
-        server = None if distributed else self.wait_for_server(cell, arguments[0])
-        if self.should_stop():  # a signal may have arrived while the server started
-            return "stopped"
         if trains and self.end < math.inf:
             arguments = (*arguments, "--minutes", f"{max(0.01, (self.end - time.monotonic()) / 60):.2f}")
         cell.log.parent.mkdir(parents=True, exist_ok=True)
         with cell.log.open("ab") as log:
             log.write(f"$ {shlex.join([*(program if distributed else ('acgpt',)), *arguments])}\n".encode())
             log.flush()
-            self.child = None if server is None else self.fork(server, arguments, log.fileno(), lock)
-            # In a new session, Ctrl-C reaches only the runner, which forwards it.
-            self.child = self.child or subprocess.Popen(
-                [*program, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env=TORCHRUN_ENVIRONMENT | os.environ, start_new_session=True,
-                pass_fds=(lock,) if os.name == "posix" else (),
-            )  # fmt: skip
+            self.child = start([*program, *arguments], log, lock)
             if self.stop_requests:  # a signal may have arrived while the command started
                 self.child.terminate()
             while self.child.poll() is None:
-                self.show_work(cell, arguments[0])
+                self.show(cell, replace(state_of(cell), state=WORK[arguments[0]], error=None))
                 if not trains and self.should_stop():  # training stops by itself, with a checkpoint
                     self.child.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -328,45 +309,6 @@ class Runner:
         if code == STOPPED and trains:
             self.end = min(self.end, time.monotonic())  # another process has stopped it: stop the runner as well
         return f"acgpt {arguments[0]} ended with code {code}: {last_line(cell.log)}"
-
-    def show_work(self, cell: Cell, command: str) -> None:
-        """Show the state of a cell whose command runs or is about to start."""
-        self.show(cell, replace(state_of(cell), state=WORK[command], error=None))
-
-    def wait_for_server(self, cell: Cell, command: str) -> CommandServer | None:
-        """Start the server if needed, and return it once its imports are done.
-
-        Returns:
-            The server; `None` if it cannot be used, or the runner should stop.
-        """
-        end = time.monotonic() + LONGEST_START
-        while self.use_server and not self.should_stop():
-            self.show_work(cell, command)
-            try:
-                if time.monotonic() > end:
-                    raise TimeoutError("the imports of the command server take too long.")
-                if self.server is None:
-                    self.server = CommandServer(PRELOADED, TORCHRUN_ENVIRONMENT | os.environ)
-                if self.server.ready(1):
-                    return self.server
-            except OSError:
-                self.use_server = False  # without the server, the command writes to the log what is wrong
-                self.close_server()
-        return None
-
-    def fork(self, server: CommandServer, arguments: Sequence[str], *descriptors: int) -> ServedCommand | None:
-        """Start a command from the server; return `None` if the server has ended."""
-        try:
-            return server.start(arguments, *descriptors)
-        except OSError:
-            self.close_server()
-            return None
-
-    def close_server(self) -> None:
-        """End the server, if there is one. The next command starts another."""
-        if self.server is not None:
-            self.server.close()
-            self.server = None
 
     @contextlib.contextmanager
     def forwarding_signals(self) -> Iterator[None]:
@@ -391,6 +333,14 @@ class Runner:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+
+def start(words: Sequence[str], output: BinaryIO, lock: int) -> subprocess.Popen[bytes]:
+    """Start a command that inherits a lock. In a new session, Ctrl-C reaches only the runner, which forwards it."""
+    return subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=TORCHRUN_ENVIRONMENT | os.environ,
+        start_new_session=True, pass_fds=(lock,) if os.name == "posix" else (),
+    )  # fmt: skip
 
 
 def stopped(cell: Cell) -> State:
