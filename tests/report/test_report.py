@@ -21,7 +21,8 @@ from acgpt.errors import InputError
 from acgpt.evaluation.bootstrap import MeasuredPerplexity, paired_difference
 from acgpt.query.modes import MODES
 from acgpt.report import finetuning, from_scratch, generation, write
-from acgpt.report.finetuning import ADVANTAGES, PAPER
+from acgpt.report.entries import ADVANTAGES
+from acgpt.report.finetuning import PAPER
 from acgpt.report.runs import find_runs, read_runs, short_names
 from acgpt.report.tables import Column, Row, Table
 from acgpt.report.write import make_report
@@ -234,6 +235,20 @@ def test_only_runs_that_were_asked_the_same_compete_for_the_best(tmp_path):
     assert "| 7.50 | **6.80** | 6.20 | **7.10** | **7.40** |" in cells["| one"]
     assert "| **7.40** | 6.90 | **6.10** | 7.20 | **7.40** |" in cells["| two"]
     assert "**" not in cells["| else"]
+
+
+def test_a_bound_of_a_tuned_run_is_marked_and_neither_ranked_nor_compared(tmp_path):
+    bound = {"evaluation": {**evaluation("diffusion", (None, 6.0, 5.0, None, None)), "bound": True}}
+    runs = [write_run(tmp_path / "ac"), write_run(tmp_path / "bound", method="diffusion", about=bound)]
+    make_report([*runs, twin_of(tmp_path / "gpt")], tmp_path / "report")
+    folder = tmp_path / "report" / "finetuning" / "validation"
+    lines = (folder / "perplexities.md").read_text(encoding="utf-8").splitlines()
+    cells = {line.split(" | ")[0]: line for line in lines}
+    assert "| -- | ≤ 6.00 | ≤ 5.00 | -- | -- |" in cells["| bound"]
+    assert "| **7.25** | -- | -- | **6.95** | **7.25** |" in cells["| gpt"] and "6.17 | 7.12" in cells["| ac"]
+    rows = {row["run"]: row for row in table(tmp_path / "report", "advantages")}
+    assert rows["ac"]["training"] and not rows["bound"]["training"]
+    assert [row["training"] for row in table(tmp_path / "report", "perplexities")] == ["", "6.17", "5.0"]
 
 
 def test_the_sweep_takes_each_run_at_its_own_r_max(tmp_path, figures):

@@ -19,7 +19,7 @@ from acgpt.cli.main import app
 from acgpt.evaluation.bootstrap import Difference, PerText, TextSums, paired_difference
 from acgpt.evaluation.per_text import as_dict, per_text_path
 from acgpt.query.modes import MODES
-from acgpt.report.finetuning import ADVANTAGES
+from acgpt.report.entries import ADVANTAGES
 from acgpt.report.runs import RunEvaluation, describe_set
 from acgpt.report.tables import Column, Row, Table
 from acgpt.report.write import make_report

@@ -1,37 +1,37 @@
 """Training from scratch, as in the paper's ablation: every method in the five modes, by size and r_max.
 
-Runs that differ only in their seed are one row: mean and standard deviation of their perplexities. Rows are comparable
-if they have the same size, training texts, budget and evaluation dataset.
-
-Differences are in percent, with 95 % intervals (paired bootstrap) where sums per document or text were kept:
-
-    unconditional, infilling, training    advantage over GPT, as in `finetuning`
-    infilling_gain, training_gain         gain of a method from the future, over the same mode without the future
+Runs that differ only in their seed are one row: mean and standard deviation of their perplexities (`entries`). Besides
+the advantages over GPT, the tables of differences have the gain of a method from the future, `infilling_gain` and
+`training_gain`: over the same mode without the future.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from acgpt.evaluation.bootstrap import Difference, MeasuredPerplexity, paired_difference
 from acgpt.methods import METHODS
 from acgpt.query.modes import MODES, WITHOUT_FUTURE
 from acgpt.report import pictures
+from acgpt.report.entries import (
+    ADVANTAGE_COLUMNS,
+    ADVANTAGES,
+    SETS,
+    Entry,
+    difference_column,
+    differences,
+    entries_of,
+    mode_columns,
+    variant,
+)
 from acgpt.report.left_out import name_hidden
 from acgpt.report.part import Part
 from acgpt.report.pictures import Curve, Panel
-from acgpt.report.runs import (
-    ADVANTAGES,
-    SETS,
-    Run,
-    RunEvaluation,
-    describe_set,
-)
+from acgpt.report.runs import Run
 from acgpt.report.tables import (
     INTERVALS,
     NO_CLEAR_BEST,
@@ -45,7 +45,6 @@ from acgpt.report.tables import (
     grouped,
     known_first,
 )
-from acgpt.training.recipe import FREE, Recipe
 
 PAPER = Path(__file__).parent / "paper" / "from_scratch.json"
 R_MAX = 0.6  # of the paper's main results
@@ -61,11 +60,7 @@ COLUMNS = (
     Column("method", "method"),
     Column("corpus", "corpus", spare=True),
     Column("texts", "texts read", form=",", spare=True),
-    Column("unconditional", "unconditional", form=".2f", best=min, spread=True),
-    Column("infilling", "infilling", form=".2f", best=min, spread=True),
-    Column("training", "training", form=".2f", best=min, spread=True),
-    Column("infilling-no-future", "infilling no future", form=".2f", best=min, spread=True),
-    Column("training-no-future", "training no future", form=".2f", best=min, spread=True),
+    *mode_columns(".2f", min, spread=True),
     Column("chance", "95 % ±", form=".1f%", terminal=False),
     Column("seeds", "seeds", form="d", spare=True),
     Column("set", "set", spare=True),
@@ -80,11 +75,9 @@ CAPTION = (
 )
 DIFFERENCES = (
     *(column for column in COLUMNS if column.key in ("r_max", "asked", "method", "corpus", "texts")),
-    Column("unconditional", "UC adv", form="+z.2f%", interval=True),
-    Column("infilling", "Inf adv", form="+z.2f%", interval=True),
-    Column("training", "TD adv", form="+z.2f%", interval=True),
-    Column("infilling_gain", "Inf gain", form="+z.2f%", interval=True),
-    Column("training_gain", "TD gain", form="+z.2f%", interval=True),
+    *ADVANTAGE_COLUMNS,
+    difference_column("infilling_gain", "Inf gain"),
+    difference_column("training_gain", "TD gain"),
     *(column for column in COLUMNS if column.key in ("seeds", "set")),
 )
 DIFFERENCES_CAPTION = (
@@ -100,100 +93,26 @@ OTHERS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """Runs that differ only in their seed, with their evaluations on one dataset.
-
-    Args:
-        runs: One run per seed.
-        evaluations: The evaluation of each run, on the same dataset with the same options.
-        modes: Mean perplexity of the runs, by mode.
-        chance: Half-width of the 95 % interval in percent, the largest of any seed.
-    """
-
-    runs: tuple[Run, ...]
-    evaluations: tuple[RunEvaluation, ...]
-    modes: Mapping[str, Mean | None]
-    chance: float | None
-
-    @property
-    def first(self) -> Run:
-        """One of the runs, for properties that all of them share."""
-        return self.runs[0]
-
-    @property
-    def evaluation(self) -> RunEvaluation:
-        """One of the evaluations, for properties that all of them share."""
-        return self.evaluations[0]
-
-    @property
-    def method(self) -> str:
-        """Name of the method."""
-        return str(self.first.recipe["method"])
-
-    @property
-    def r_max(self) -> float:
-        """r_max of the evaluation dataset."""
-        return float(self.evaluation.dataset.get("r_max") or 0.0)
-
-    def perplexity(self, mode: str) -> MeasuredPerplexity | None:
-        """Return the mean perplexity with the sums of each run; `None` unless it is exact and finite."""
-        value = comparable(self.modes.get(mode))
-        if value is None:
-            return None
-        answered = [evaluation for evaluation in self.evaluations if evaluation.modes[mode] is not None]
-        return MeasuredPerplexity(value, mode, tuple(evaluation.per_text for evaluation in answered))
-
-    @property
-    def at_training_r_max(self) -> bool:
-        """Whether the evaluation has the r_max of training; always true for methods without one."""
-        return self.first.causal or self.first.r_max == self.r_max
-
-    @property
-    def group(self) -> tuple[object, ...]:
-        """Key of comparable entries: size, corpus, budget and evaluation dataset."""
-        return self.first.size, self.first.results["corpus_hash"], self.first.budget, self.evaluation.hash
-
-    @property
-    def note(self) -> str | None:
-        """Text of the footnote, if the row needs one."""
-        remarks = []
-        if not self.at_training_r_max:
-            remarks.append(f"trained with r_max {self.first.r_max:g}")
-        for mode, mean in self.modes.items():
-            if mean is not None and mean.runs != len(self.runs):
-                remarks.append(f"{mode}: {mean.runs} of {len(self.runs)} seeds")
-        return "; ".join(remarks) + "." if remarks else None
+@cache
+def paper() -> dict[str, Any]:
+    """Read the paper's numbers."""
+    numbers: dict[str, Any] = json.loads(PAPER.read_text(encoding="utf-8"))
+    return numbers
 
 
-def variant(run: Run) -> dict[str, Any]:
-    """Return everything that decides what a run learns, except its seed."""
-    ignored = FREE | {"seed", "final_texts"} | ({"conditioning"} if run.causal else set())
-    recipe = {key.name: key.default for key in fields(Recipe) if key.default is not MISSING} | dict(run.recipe)
-    decisive = {key: value for key, value in recipe.items() if key not in ignored and not key.startswith("eval_")}
-    return {**decisive, "corpus": run.results["corpus_hash"], "budget": run.budget}
+def size_title(size: str) -> str:
+    """Return the paper's name of a model size, or the size itself."""
+    return str(paper()["sizes"].get(size, size))
 
 
-def identity(run: Run) -> str:
-    """Return a key that is the same for runs that differ only in their seed."""
-    return json.dumps(variant(run), sort_keys=True)
+def methods_in_order() -> list[str]:
+    """Return all methods, those of the paper first and in the order of its tables."""
+    return known_first(METHODS, paper()["methods"])
 
 
-def entries_of(runs: Sequence[Run]) -> tuple[list[Entry], list[str]]:
-    """Group runs into rows, in the order of the runs; return also notes on runs that repeat another."""
-    pairs = [(run, evaluation) for run in runs for evaluation in run.evaluations]
-    entries, notes = [], {}
-    for same in grouped(pairs, lambda pair: (identity(pair[0]), pair[1].hash, pair[1].options)):
-        by_seed: dict[int, tuple[Run, RunEvaluation]] = {}
-        for run, evaluation in same:
-            first, _ = by_seed.setdefault(run.seed, (run, evaluation))
-            if first is not run:
-                notes[run.name] = f"{run.name} repeats {first.name} with the same seed {run.seed}: left out."
-        evaluations = tuple(evaluation for _, evaluation in by_seed.values())
-        bound, chances = evaluations[0].bound, [each.chance for each in evaluations if each.chance is not None]
-        modes = {mode: Mean.of((each.modes[mode] for each in evaluations), bound) for mode in MODES}
-        entries.append(Entry(tuple(run for run, _ in by_seed.values()), evaluations, modes, max(chances, default=None)))
-    return entries, list(notes.values())
+def method_order(method: str) -> int:
+    """Return the index of a method in the paper's tables; unknown methods come last."""
+    return [*methods_in_order(), method].index(method)
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -204,120 +123,81 @@ def make(runs: Sequence[Run]) -> Part | None:
     scratch = [run for run in runs if not run.base]
     if not scratch:
         return None
-    paper = read_paper()
     entries, notes = entries_of(scratch)
-    part = Part(
-        "from-scratch",
-        "Training from scratch",
-        {"splits": {}, "differences": {}, "paper": paper["source"]},
-        {},
-        notes=notes,
-    )
-    for split in dict.fromkeys(entry.evaluation.split for entry in entries):
-        of_split = [entry for entry in entries if entry.evaluation.split == split]
-        names = row_names(of_split, paper["methods"])
-        folder = file_name(split)
-        while any(stem.startswith(f"{folder}/") for stem in part.tables):  # another split with the same safe name
-            folder += "_"
-        content = {}
-        for size in sizes_of(of_split, paper):
-            of_size = [entry for entry in of_split if entry.first.size == size]
-            table = ablation(split, size, of_size, names, paper)
-            part.tables[f"{folder}/{file_name(size)}"] = table
-            content[size] = table.as_dicts()
-            difference_table = differences(split, size, of_size, names, paper)
-            if difference_table is not None:
-                part.tables[f"{folder}/{file_name(size)}-differences"] = difference_table
-                part.content["differences"].setdefault(split, {})[size] = difference_table.as_dicts()
-        part.content["splits"][split] = content
-        add_pictures(part, folder, of_split, names, paper)
+    content: dict[str, Any] = {"splits": {}, "differences": {}, "paper": paper()["source"]}
+    part = Part("from-scratch", "Training from scratch", content, {}, notes=notes)
+    for of_split in grouped(entries, lambda entry: entry.evaluation.split):
+        split = of_split[0].evaluation.split
+        folder = part.new_folder(split)
+        content["splits"][split] = {}
+        for size in sizes_of(of_split):
+            of_size = sort_entries([entry for entry in of_split if entry.first.size == size])
+            title, stem = f"{size_title(size)}, {split}", f"{folder}/{file_name(size)}"
+            part.tables[stem] = perplexity_table(title, size, of_size)
+            content["splits"][split][size] = part.tables[stem].as_dicts()
+            if rows := difference_rows(of_size):
+                table = Table(f"{title}: differences", DIFFERENCES_CAPTION, DIFFERENCES, tuple(rows), "method", SETS)
+                part.tables[f"{stem}-differences"] = table
+                content["differences"].setdefault(split, {})[size] = table.as_dicts()
+        add_pictures(part, folder, of_split)
     return part
 
 
-def read_paper() -> dict[str, Any]:
-    """Read the paper's numbers; `methods` has the titles of all methods, those of the paper first and in its order."""
-    paper: dict[str, Any] = json.loads(PAPER.read_text(encoding="utf-8"))
-    titles = {name: method.title for name, method in METHODS.items()}
-    return paper | {"methods": {name: titles[name] for name in paper["methods"]} | titles}
-
-
-def row_names(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry, str]:
-    """Name each row: the method, and what distinguishes it from other rows of the method, on any dataset."""
-    names = {}
-    for peers in grouped(entries, lambda e: (e.method, *e.group[:-1], e.r_max, e.at_training_r_max)):
-        variants = {entry: variant(entry.first) for entry in peers}
-        for entry, recipe in variants.items():
-            differing = [key for key in recipe if any(peer.get(key) != recipe[key] for peer in variants.values())]
-            values = [f"{key} {json.dumps(recipe[key]).strip(chr(34))}" for key in differing]
-            options = [entry.evaluation.options] if entry.evaluation.options else []
-            names[entry] = ", ".join([titles.get(entry.method, entry.method), *options, *values])
-    return names
-
-
-def ablation(
-    split: str, size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]
-) -> Table:
-    """Build the table of one size, with the paper's rows after each r_max."""
-    rows = []
-    for entry in sort_entries(entries, paper):
-        description: dict[str, Cell] = {"from": "here", **row_description(entry, names)}
-        cells = {
-            **description,
-            **entry.modes,
-            "chance": entry.chance,
-            "seeds": len(entry.runs),
-            "set": entry.evaluation.hash[:8],
-        }
-        details = (describe_set(entry.evaluation),)
-        measured = {mode: value for mode in entry.modes if (value := entry.perplexity(mode))}
-        rows.append(Row(cells, entry.group, entry.note, False, details, measured))
-    from_paper = paper_rows(paper, "perplexities", size, {entry.r_max for entry in entries})
-    title = f"{paper['sizes'].get(size, size)}, {split}"
-    all_rows = sorted([*rows, *from_paper], key=lambda row: (row.cells["r_max"], row.paper))
-    return Table(title, CAPTION, COLUMNS, tuple(all_rows), "method", SETS, OTHERS)
-
-
-def row_description(entry: Entry, names: Mapping[Entry, str]) -> dict[str, Cell]:
-    """Return the cells that identify a row."""
-    dataset: dict[str, Cell] = {"r_max": entry.r_max, "asked": entry.evaluation.texts}
-    return dataset | {"method": names[entry], "corpus": entry.first.corpus, "texts": entry.first.budget[0]}
-
-
-def sort_entries(entries: Sequence[Entry], paper: Mapping[str, Any]) -> list[Entry]:
+def sort_entries(entries: Sequence[Entry]) -> list[Entry]:
     """Sort entries by r_max, by dataset with the largest first, then by method in the paper's order."""
-    ordered = sorted(entries, key=lambda entry: (method_order(entry.method, paper), entry.evaluation.options))
-    groups = list(dict.fromkeys(entry.group for entry in entries))
-    ordered.sort(key=lambda entry: (entry.r_max, -entry.evaluation.texts, groups.index(entry.group)))
-    return ordered
+    groups = sorted(
+        grouped(entries, lambda entry: entry.group), key=lambda group: (group[0].r_max, -group[0].evaluation.texts)
+    )
+    return [entry for group in groups for entry in by_method(group)]
 
 
-def differences(
-    split: str, size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]
-) -> Table | None:
-    """Build the table of gains and losses of one size; `None` if nothing can be compared."""
+def by_method(entries: Sequence[Entry]) -> list[Entry]:
+    """Sort entries by method in the paper's order, then by options."""
+    return sorted(entries, key=lambda entry: (method_order(entry.method), entry.evaluation.options))
+
+
+def perplexity_table(title: str, size: str, entries: Sequence[Entry]) -> Table:
+    """Build the table of one size, with the paper's rows after each r_max."""
+    rows = [
+        entry.row({"from": "here", **description(entry), **entry.modes, "chance": entry.chance}, note(entry))
+        for entry in entries
+    ]
+    rows += paper_rows(paper(), "perplexities", size, {entry.r_max for entry in entries})
+    rows.sort(key=lambda row: (row.cells["r_max"], row.paper))
+    return Table(title, CAPTION, COLUMNS, tuple(rows), "method", SETS, OTHERS)
+
+
+def description(entry: Entry) -> dict[str, Cell]:
+    """Return the cells that identify a row."""
+    run, texts = entry.first, entry.evaluation.texts
+    cells: dict[str, Cell] = {"r_max": entry.r_max, "asked": texts, "method": entry.name, "corpus": run.corpus}
+    return cells | {"texts": run.budget[0], "seeds": len(entry.runs)}
+
+
+def note(entry: Entry) -> str | None:
+    """Return the footnote on the runs of a row, if it needs one."""
+    remarks = [] if entry.at_training_r_max else [f"trained with r_max {entry.first.r_max:g}"]
+    for mode, mean in entry.modes.items():
+        if mean is not None and mean.runs != len(entry.runs):
+            remarks.append(f"{mode}: {mean.runs} of {len(entry.runs)} seeds")
+    return "; ".join(remarks) + "." if remarks else None
+
+
+def difference_rows(entries: Sequence[Entry]) -> list[Row]:
+    """Return the rows of gains and losses of one size, of the entries that have any."""
     rows = []
-    for entry in sort_entries(entries, paper):
-        twin = causal_twin(entry, entries)
-        if gains := differences_of(entry, twin):
-            cells = {
-                **row_description(entry, names),
-                **gains,
-                "seeds": len(entry.runs),
-                "set": entry.evaluation.hash[:8],
-            }
-            note = entry.note if twin is None else note_with_twin(entry, twin)
-            rows.append(Row(cells, entry.group, note, details=(describe_set(entry.evaluation),)))
-    title = f"{paper['sizes'].get(size, size)}, {split}: differences"
-    return Table(title, DIFFERENCES_CAPTION, DIFFERENCES, tuple(rows), "method", SETS) if rows else None
-
-
-def differences_of(entry: Entry, twin: Entry | None) -> dict[str, Difference]:
-    """Return the differences of an entry that can be computed, by key of their column."""
-    perplexity = entry.perplexity
-    pairs = {f"{mode}_gain": (perplexity(mode), perplexity(without)) for mode, without in WITHOUT_FUTURE.items()}
-    if twin is not None:
-        pairs |= {mode: (perplexity(mode), twin.perplexity(other)) for mode, other in ADVANTAGES.items()}
-    return {key: paired_difference(ours, theirs) for key, (ours, theirs) in pairs.items() if ours and theirs}
+    for entry in entries:
+        gains: dict[str, Cell] = {
+            f"{mode}_gain": gain for mode, gain in differences(entry, entry, WITHOUT_FUTURE).items()
+        }
+        twin, twin_note = causal_twin(entry, entries), None
+        if twin is not None:
+            gains |= differences(entry, twin, ADVANTAGES)
+            keys = differing_keys(entry, twin)
+            twin_note = f"GPT differs in {', '.join(keys)}." if keys else None
+        if gains:
+            rows.append(entry.row({**description(entry), **gains}, note(entry), twin_note))
+    return rows
 
 
 def causal_twin(entry: Entry, entries: Sequence[Entry]) -> Entry | None:
@@ -334,51 +214,35 @@ def differing_keys(entry: Entry, twin: Entry) -> list[str]:
     return [key for key in theirs if key not in METHOD_KEYS and ours.get(key) != theirs[key]]
 
 
-def note_with_twin(entry: Entry, twin: Entry) -> str | None:
-    """Return the footnote of an entry that is compared with its causal twin."""
-    keys = differing_keys(entry, twin)
-    remarks = [*([entry.note] if entry.note else []), *([f"GPT differs in {', '.join(keys)}."] if keys else [])]
-    return " ".join(remarks) or None
-
-
-def method_order(method: str, paper: Mapping[str, Any]) -> int:
-    """Return the index of a method in the paper's tables; unknown methods come last."""
-    return [*paper["methods"], method].index(method)
-
-
-def paper_rows(
-    paper: Mapping[str, Any], table: str, size: str, r_maxes: set[float], more: Mapping[str, Cell] | None = None
-) -> list[Row]:
+def paper_rows(numbers: Mapping[str, Any], table: str, size: str, r_maxes: set[float], **more: Cell) -> list[Row]:
     """Return the rows of a size in one of the paper's tables, with `more` cells."""
     rows = []
-    for numbers in paper[table]:
-        corpus, r_max, method = numbers["corpus"], numbers["r_max"], paper["methods"][numbers["method"]]
-        if numbers["model"] == size and r_max in r_maxes:
-            cells: dict[str, Cell] = {"from": "paper", "r_max": r_max, "corpus": corpus, "method": method}
-            cells |= {"seeds": paper["seeds"].get(corpus), **(more or {}), **paper_modes(paper, numbers)}
-            rows.append(Row(cells, ("paper", corpus, r_max), paper=True))
+    for row in numbers[table]:
+        corpus, r_max = row["corpus"], row["r_max"]
+        if row["model"] == size and r_max in r_maxes:
+            cells: dict[str, Cell] = {"from": "paper", "r_max": r_max, "corpus": corpus, **more}
+            cells |= {"method": METHODS[row["method"]].title, "seeds": numbers["seeds"].get(corpus)}
+            rows.append(Row(cells | paper_modes(numbers, row), ("paper", corpus, r_max), paper=True))
     return rows
 
 
-def paper_modes(paper: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Mean | None]:
+def paper_modes(numbers: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Mean | None]:
     """Return a row of the paper as a `Mean` per mode."""
-    digits = paper["digits"][numbers["corpus"]]
-    pairs = {mode: numbers[mode] for mode in MODES}
+    digits = numbers["digits"][row["corpus"]]
+    pairs = {mode: row[mode] for mode in MODES}
     return {mode: Mean(pair[0], pair[1], digits=digits) if pair else None for mode, pair in pairs.items()}
 
 
 # ---- pictures -------------------------------------------------------------------------------------------------------
 
 
-def add_pictures(
-    part: Part, folder: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]
-) -> None:
+def add_pictures(part: Part, folder: str, entries: Sequence[Entry]) -> None:
     """Add the figures of one split, and what they do not show."""
-    panels, shown = main_panels(entries, names, paper)
+    panels, shown = main_panels(entries)
     if not panels:
         part.notes.append(f"no figure of {folder}: no run was evaluated at the r_max of its training.")
         return
-    colours = {name: METHODS[name].colour for name in paper["methods"]}
+    colours = {name: METHODS[name].colour for name in methods_in_order()}
     figures = {
         "main": (
             partial(pictures.methods, panels, colours),
@@ -387,7 +251,7 @@ def add_pictures(
             + not_shown(entries, shown),
         )
     }
-    future_panels, shown = main_panels(entries, names, paper, competitive_rows)
+    future_panels, shown = main_panels(entries, competitive_rows)
     if shown:
         figures["future"] = (
             partial(pictures.with_and_without, future_panels),
@@ -395,9 +259,9 @@ def add_pictures(
             "change, for methods that answer both exactly. Methods with more than twice the best perplexity without "
             "the future are in the tables only. Compare within a panel only.",
         )
-    curves = [(size, in_size) for size in sizes_of(entries, paper) if (in_size := sweep(size, entries, names, paper))]
+    curves = [(size, in_size) for size in sizes_of(entries) if (in_size := sweep(size, entries))]
     if curves:
-        titled = [(paper["sizes"].get(size, size), [curve for curve, _ in in_size]) for size, in_size in curves]
+        titled = [(size_title(size), [curve for curve, _ in in_size]) for size, in_size in curves]
         figures["r_max"] = (
             partial(pictures.ranges, titled, colours),
             "Perplexity by r_max, on the training distribution and unconditional. Models were trained and evaluated at "
@@ -414,16 +278,13 @@ def not_shown(entries: Sequence[Entry], shown: Sequence[Entry]) -> str:
     return name_hidden(run.name for entry in entries for run in entry.runs if run not in runs)
 
 
-def sizes_of(entries: Sequence[Entry], paper: Mapping[str, Any]) -> list[str]:
+def sizes_of(entries: Sequence[Entry]) -> list[str]:
     """Return the sizes: those of the paper in its order, then others."""
-    return known_first((entry.first.size for entry in entries), paper["sizes"])
+    return known_first((entry.first.size for entry in entries), paper()["sizes"])
 
 
 def main_panels(
-    entries: Sequence[Entry],
-    names: Mapping[Entry, str],
-    paper: Mapping[str, Any],
-    select: Callable[[Panel], Panel] = lambda panel: panel,
+    entries: Sequence[Entry], select: Callable[[Panel], Panel] = lambda panel: panel
 ) -> tuple[list[Panel], list[Entry]]:
     """Choose for each size the methods at the r_max of the paper's main results, and add the paper's numbers.
 
@@ -437,14 +298,11 @@ def main_panels(
     panels: list[Panel] = []
     shown: list[Entry] = []
     default = asked_by_default(entries)
-    for size in sizes_of(entries, paper):
+    for size in sizes_of(entries):
         of_size = [entry for entry in default if entry.first.size == size and entry.at_training_r_max]
-        name, candidates = paper["sizes"].get(size, size), []
-        for comparable_entries in grouped(of_size, lambda entry: entry.group):
-            group = sorted(
-                comparable_entries, key=lambda entry: (method_order(entry.method, paper), entry.evaluation.options)
-            )
-            rows = {entry: (names[entry], entry.method, entry.modes) for entry in group}
+        name, candidates = size_title(size), []
+        for group in map(by_method, grouped(of_size, lambda entry: entry.group)):
+            rows = {entry: (entry.name, entry.method, entry.modes) for entry in group}
             panel = select(Panel(panel_title(name, group[0]), tuple(rows.values())))
             members = [entry for entry, row in rows.items() if any(row is selected for selected in panel.rows)]
             if members:
@@ -459,10 +317,10 @@ def main_panels(
                 runs |= own
                 shown += members
                 panels.append(panel)
-        from_paper = [row for row in paper["perplexities"] if (row["model"], row["r_max"]) == (size, r_max)]
+        from_paper = [row for row in paper()["perplexities"] if (row["model"], row["r_max"]) == (size, r_max)]
         for corpus in dict.fromkeys(row["corpus"] for row in from_paper):
             paper_panel_rows = tuple(
-                (paper["methods"][row["method"]], row["method"], paper_modes(paper, row))
+                (METHODS[row["method"]].title, row["method"], paper_modes(paper(), row))
                 for row in from_paper
                 if row["corpus"] == corpus
             )
@@ -506,9 +364,7 @@ def competitive_rows(panel: Panel) -> Panel:
     return replace(panel, rows=tuple(rows))
 
 
-def sweep(
-    size: str, entries: Sequence[Entry], names: Mapping[Entry, str], paper: Mapping[str, Any]
-) -> list[tuple[Curve, list[Entry]]]:
+def sweep(size: str, entries: Sequence[Entry]) -> list[tuple[Curve, list[Entry]]]:
     """Return the curves of a size over r_max with their entries, then the paper's; none if there is only one r_max.
 
     If an r_max was evaluated on datasets of several sizes, the curve uses the size with the most points, then the
@@ -528,13 +384,13 @@ def sweep(
         )
         if r_maxes > 1:
             curve = tuple((entry.r_max, entry.modes) for entry in members)
-            curves.append((Curve(names[members[0]], members[0].method, curve), members))
-    curves.sort(key=lambda curve: method_order(curve[0].method, paper))
+            curves.append((Curve(members[0].name, members[0].method, curve), members))
+    curves.sort(key=lambda curve: method_order(curve[0].method))
     for method in dict.fromkeys(curve.method for curve, _ in curves):
-        rows = [row for row in paper["perplexities"] if (row["model"], row["method"]) == (size, method)]
-        from_paper = tuple((row["r_max"], paper_modes(paper, row)) for row in rows if row["corpus"] == "WikiText-103")
+        rows = [row for row in paper()["perplexities"] if (row["model"], row["method"]) == (size, method)]
+        from_paper = tuple((row["r_max"], paper_modes(paper(), row)) for row in rows if row["corpus"] == "WikiText-103")
         if from_paper:
-            curves.append((Curve(f"{paper['methods'][method]}, the paper", method, from_paper, paper=True), []))
+            curves.append((Curve(f"{METHODS[method].title}, the paper", method, from_paper, paper=True), []))
     return curves
 
 

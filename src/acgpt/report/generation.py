@@ -12,17 +12,19 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from acgpt.errors import InputError
 from acgpt.evaluation.generations import Generations, record_of
+from acgpt.methods import METHODS
 from acgpt.query.modes import MODES
 from acgpt.report import from_scratch
-from acgpt.report.from_scratch import method_order, variant
+from acgpt.report.entries import identity, mode_columns, variant
+from acgpt.report.from_scratch import method_order, size_title
 from acgpt.report.left_out import join_names
 from acgpt.report.part import Part
 from acgpt.report.runs import Run, read_json
@@ -52,7 +54,7 @@ MAUVE = (
     Column("corpus", "corpus", spare=True),
     Column("scored", "scored"),
     Column("features", "features", spare=True),
-    *(Column(mode, mode.replace("-", " ", 1).replace("-", " "), form=".3f", best=max, spread=True) for mode in MODES),
+    *mode_columns(".3f", max, spread=True),
     Column("noise", "k-means ±", form=".3f", terminal=False),
     Column("seeds", "seeds", form="d", spare=True),
     Column("set", "set", spare=True),
@@ -139,11 +141,6 @@ class Scored:
         """Number of texts in the evaluation dataset."""
         return int(self.record["set"].get("texts") or 0)
 
-    @property
-    def options(self) -> str:
-        """Non-default options of the method."""
-        return ", ".join(f"{key}={value}" for key, value in (self.record.get("options") or {}).items())
-
     @cached_property
     def sampling_key(self) -> str:
         """Key of the evaluation dataset and the sampling settings: the same for comparable results."""
@@ -168,8 +165,13 @@ class Scored:
     @cached_property
     def identity(self) -> Hashable:
         """Key of a row: the same for results that differ only in the seed of training."""
-        model = self.record["model"] if self.run is None else json.dumps(variant(self.run), sort_keys=True)
-        return self.record["method"], self.options, self.record.get("adapter") if self.run is None else None, model
+        model = self.record["model"] if self.run is None else identity(self.run)
+        return (
+            self.record["method"],
+            *options_of(self.record),
+            self.record.get("adapter") if self.run is None else None,
+            model,
+        )
 
     @property
     def seed(self) -> Hashable:
@@ -185,6 +187,11 @@ class Scored:
     def generation_key(self) -> Hashable:
         """Key of the scored file of generations, wherever it is stored."""
         return self.content["hash"], self.record["mode"], self.identity, self.seed
+
+
+def options_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the non-default options of the method, such as "order=random"."""
+    return [f"{key}={value}" for key, value in (record.get("options") or {}).items()]
 
 
 def sampling_settings(record: Mapping[str, Any]) -> list[Any]:
@@ -273,26 +280,22 @@ def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
     generated, scored, notes = find_results(folders, runs)
     if not generated and not scored:
         return None
-    paper = json.loads(PAPER.read_text(encoding="utf-8"))
-    scratch_paper = from_scratch.read_paper()
-    paper |= {key: scratch_paper[key] for key in ("methods", "sizes")}
-    part = Part("generation", "Generation", {"sizes": {}, "paper": paper["source"]}, {}, notes=notes)
-    sizes = known_first((result.size for result in scored), paper["sizes"])
+    part = Part("generation", "Generation", {"sizes": {}, "paper": read_paper()["source"]}, {}, notes=notes)
+    sizes = known_first((result.size for result in scored), from_scratch.paper()["sizes"])
     for size in sizes:
         of_size = [result for result in scored if result.size == size]
-        suffix = f", {paper['sizes'].get(size, size)}"
+        suffix = f", {size_title(size)}"
         if size == UNKNOWN_RUNS:
             suffix = ", models whose runs are not in this report" if len(sizes) > 1 else ""
-        tables = {"companions": companions_table(f"Other measures{suffix}", of_size, paper)}
+        tables = {"companions": companions_table(f"Other measures{suffix}", of_size)}
         with_mauve = [result for result in of_size if result.content["mauve"] is not None]
         if with_mauve:
-            tables = {"mauve": mauve_table(f"MAUVE{suffix}", size, with_mauve, paper), **tables}
+            tables = {"mauve": mauve_table(f"MAUVE{suffix}", size, with_mauve), **tables}
         part.content["sizes"][size] = {name: table.as_dicts() for name, table in tables.items()}
         part.tables.update({f"{file_name(size)}/{name}": table for name, table in tables.items()})
     if generated:
         columns = [
-            column_of(generations, run_of(generations.record, generations.path, runs), paper)
-            for generations in generated
+            column_of(generations, run_of(generations.record, generations.path, runs)) for generations in generated
         ]
         part.pages[PAGE] = ("Samples, side by side", partial(samples_page, columns))
     else:
@@ -300,18 +303,31 @@ def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
     return part
 
 
-def column_of(generated: Generations, run: Run | None, paper: Mapping[str, Any]) -> SampleColumn:
+@cache
+def read_paper() -> dict[str, Any]:
+    """Read the paper's numbers."""
+    paper: dict[str, Any] = json.loads(PAPER.read_text(encoding="utf-8"))
+    return paper
+
+
+def method_name(record: Mapping[str, Any]) -> str:
+    """Return the name of a method with its non-default options."""
+    method = str(record["method"])
+    title = METHODS[method].title if method in METHODS else method
+    return ", ".join([title, *options_of(record)])
+
+
+def column_of(generated: Generations, run: Run | None) -> SampleColumn:
     """Describe generations as a column of the page of samples."""
-    method, model = str(generated.record["method"]), str(generated.record["model"])
-    options = [f"{key}={value}" for key, value in (generated.record.get("options") or {}).items()]
+    record, model = generated.record, str(generated.record["model"])
     size = "" if run is None else run.size or Path(run.base).name
-    description = [*([paper["sizes"].get(size, size)] if size else []), f"r_max {generated.record.get('r_max')}"]
-    identity = [options, sampling_settings(generated.record), model if run is None else variant(run)]
+    description = [size_title(size)] * bool(size) + [f"r_max {record.get('r_max')}", model if run is None else run.name]
+    identity = [options_of(record), sampling_settings(record), model if run is None else variant(run)]
     return SampleColumn(
         generated,
-        ", ".join([paper["methods"].get(method, method), *options]),
-        ", ".join([*description, model if run is None else run.name]),
-        method_order(method, paper),
+        method_name(record),
+        ", ".join(description),
+        method_order(str(record["method"])),
         0 if run is None else run.seed,
         json.dumps(identity, sort_keys=True),
     )
@@ -328,36 +344,21 @@ def measures_of(scored: Scored, side: str = "generated") -> dict[str, float | No
     return measures
 
 
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """Results of one row of a table: one model in several modes, by training seed and by draw.
-
-    Args:
-        draws: Results of each file of generations once, ordered by mode and seed.
-    """
-
-    draws: tuple[Scored, ...]
-
-    @property
-    def first(self) -> Scored:
-        """One of the results, for properties that all of them share."""
-        return self.draws[0]
-
-    @cached_property
-    def modes(self) -> dict[str, list[Scored]]:
-        """Results by mode."""
-        return {draws[0].mode: draws for draws in grouped(self.draws, lambda result: result.mode)}
+def draws_by_model(scored: Sequence[Scored]) -> list[list[Scored]]:
+    """Group results into the rows of a table: by model, whatever its seed, each file of generations once."""
+    return [
+        [draw for draw, *_ in grouped(same, lambda result: result.generation_key)]
+        for same in grouped(scored, lambda result: result.identity)
+    ]
 
 
-def entries_of(scored: Sequence[Scored]) -> list[Entry]:
-    """Group results into rows."""
-    entries = []
-    for same in grouped(scored, lambda result: (result.group, result.identity)):
-        draws = [draw for draw, *_ in grouped(same, lambda result: result.generation_key)]
-        modes, seeds = list(dict.fromkeys(d.mode for d in draws)), list(dict.fromkeys(d.seed for d in draws))
-        draws.sort(key=lambda draw: (modes.index(draw.mode), seeds.index(draw.seed)))
-        entries.append(Entry(tuple(draws)))
-    return entries
+def row_names(rows: Sequence[Sequence[Scored]]) -> list[str]:
+    """Name each row of a group: the method, its options, and the model if two rows had the same name."""
+    names = [method_name(first.record) for first, *_ in rows]
+    return [
+        f"{name}, {draws[0].record['model']}" if names.count(name) > 1 else name
+        for name, draws in zip(names, rows, strict=True)
+    ]
 
 
 def seeds_of(draws: Sequence[Scored]) -> int:
@@ -382,101 +383,77 @@ def draws_note(draws: Sequence[Scored]) -> list[str]:
     return [f"Mean of up to {most} generations per model."] if most > 1 else []
 
 
-def names_of(entries: Sequence[Entry], titles: Mapping[str, str]) -> dict[Entry, str]:
-    """Return row names: the method, its options, and the model if two rows of a group had the same name."""
-
-    def name(entry: Entry) -> str:
-        method = entry.first.method
-        return ", ".join([titles.get(method, method), *([entry.first.options] if entry.first.options else [])])
-
-    keys = [(entry.first.group, name(entry)) for entry in entries]
-    return {
-        entry: f"{name(entry)}, {entry.first.record['model']}" if keys.count(key) > 1 else name(entry)
-        for entry, key in zip(entries, keys, strict=True)
-    }
+def description(draws: Sequence[Scored]) -> dict[str, Cell]:
+    """Return the cells that describe a row."""
+    first = draws[0]
+    cells: dict[str, Cell] = {"r_max": first.r_max, "mode": first.mode, "asked": first.texts}
+    return cells | {"set": first.record["set"]["hash"][:8], "seeds": seeds_of(draws)}
 
 
-def mauve_table(title: str, size: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -> Table:
+def mauve_table(title: str, size: str, scored: Sequence[Scored]) -> Table:
     """Build the MAUVE table of one size, by r_max and by method in the paper's order, with the paper's rows."""
-    entries = entries_of(scored)
-    names, groups = names_of(entries, paper["methods"]), list(dict.fromkeys(entry.first.group for entry in entries))
-    rows = []
-    for entry in entries:
-        first, notes = entry.first, notes_of(entry)
-        cells: dict[str, Cell] = {"from": "here", "r_max": first.r_max, "asked": first.texts, "method": names[entry]}
-        seeds = seeds_of(entry.draws)
-        for mode, draws in entry.modes.items():
-            cells[mode] = over_seeds(draws, [draw.content["mauve"]["mean"] for draw in draws])
-            notes += [f"{mode}: {seeds_of(draws)} of {seeds} seeds."] if seeds_of(draws) < seeds else []
-        deviations = [result.content["mauve"]["std"] for result in entry.draws]
-        noise = max((deviation for deviation in deviations if deviation is not None), default=None)
-        cells |= {
-            "scored": first.content["scored"],
-            "features": features_of(first),
-            "noise": noise,
-            "seeds": seeds,
-        }
-        cells |= {"corpus": first.run.corpus if first.run else None, "set": first.record["set"]["hash"][:8]}
-        details = tuple(dict.fromkeys(describe_comparison(result) for result in entry.draws))
-        rows.append(Row(cells, first.group, " ".join(notes) or None, details=details))
-    firsts = [entry.first for entry in entries]
-    order = {first.group: (-first.texts, groups.index(first.group)) for first in firsts}
-    method_positions = {names[entry]: method_order(entry.first.method, paper) for entry in entries}
-    for group in groups:  # in a group of its own: it is a reference, not a method
-        if (original := original_row([entry for entry in entries if entry.first.group == group])) is not None:
-            order[original.group] = order[group]
-            rows.append(original)
+    rows: list[Row] = []
+    groups = grouped(scored, lambda result: result.group)
+    for group in sorted(groups, key=lambda results: (results[0].content["scored"] != WHOLE, -results[0].texts)):
+        models = sorted(draws_by_model(group), key=lambda draws: method_order(draws[0].method))
+        rows += [mauve_row(draws, name) for draws, name in zip(models, row_names(models), strict=True)]
+        rows += original_rows(group)
     caption = CAPTION + (ORIGINAL if any(row.cells["method"] == "original" for row in rows) else "")
-    method_positions["original"] = len(paper["methods"]) + 1
-    rows.sort(
-        key=lambda row: (
-            row.cells["r_max"],
-            row.cells["scored"] != WHOLE,
-            order[row.group],
-            method_positions[str(row.cells["method"])],
-        )
-    )
     r_maxes = {result.r_max for result in scored}
-    from_paper = from_scratch.paper_rows(paper, "mauve", size, r_maxes, {"scored": WHOLE})
-    all_rows = sorted([*rows, *from_paper], key=lambda row: (row.cells["r_max"], row.paper))
-    return Table(title, caption, MAUVE, tuple(all_rows), "method", "Scores", OTHERS)
+    rows += from_scratch.paper_rows(read_paper(), "mauve", size, r_maxes, scored=WHOLE)
+    rows.sort(key=lambda row: (row.cells["r_max"], row.paper))
+    return Table(title, caption, MAUVE, tuple(rows), "method", "Scores", OTHERS)
 
 
-def notes_of(entry: Entry) -> list[str]:
-    """Return the notes of `acgpt mauve` on a row's results, with the modes if a note does not hold for all."""
-    modes: dict[str, list[str]] = {}
-    for mode, draws in entry.modes.items():
-        for note in dict.fromkeys(note for draw in draws for note in draw.content.get("notes") or ()):
-            modes.setdefault(note, []).append(mode)
-    notes = [
-        note if len(present) == len(entry.modes) else f"{', '.join(present)}: {note}" for note, present in modes.items()
-    ]
-    return notes + list(dict.fromkeys(note for draws in entry.modes.values() for note in draws_note(draws)))
+def mauve_row(draws: Sequence[Scored], name: str) -> Row:
+    """Return the row of a model: its scores by mode."""
+    first, modes = draws[0], {same[0].mode: same for same in grouped(draws, lambda draw: draw.mode)}
+    notes = notes_of(modes)
+    cells = {**scores_description(draws), "method": name, "corpus": first.run.corpus if first.run else None}
+    for mode, same in modes.items():
+        cells[mode] = over_seeds(same, [draw.content["mauve"]["mean"] for draw in same])
+        if seeds_of(same) < seeds_of(draws):
+            notes.append(f"{mode}: {seeds_of(same)} of {seeds_of(draws)} seeds.")
+    cells["noise"] = largest(draw.content["mauve"]["std"] for draw in draws)
+    details = tuple(dict.fromkeys(describe_comparison(draw) for draw in draws))
+    return Row(cells, first.group, " ".join(notes) or None, details=details)
 
 
-def original_row(entries: Sequence[Entry]) -> Row | None:
-    """Return the row with the scores of the original texts against the same reference, where known."""
-    scores = {
-        result.mode: result.content["original"]
-        for entry in entries
-        for result in entry.draws
-        if result.content.get("original") is not None
-    }
+def original_rows(scored: Sequence[Scored]) -> list[Row]:
+    """Return the row with the scores of the original texts against the same reference, if they are known.
+
+    It has a group of its own: it is a reference, not a method.
+    """
+    scores = {r.mode: r.content["original"] for r in scored if r.content.get("original") is not None}
     if not scores:
-        return None
-    first = entries[0].first
-    noise = max((score["std"] for score in scores.values() if score["std"] is not None), default=None)
-    cells: dict[str, Cell] = {
-        "from": "here",
-        "r_max": first.r_max,
-        "asked": first.texts,
-        "method": "original",
-        "scored": WHOLE,
-        "features": features_of(first),
-        "noise": noise,
-    }
-    cells |= {mode: Mean(score["mean"]) for mode, score in scores.items()}
-    return Row({**cells, "set": first.record["set"]["hash"][:8]}, ("original", first.group))
+        return []
+    cells: dict[str, Cell] = {mode: Mean(score["mean"]) for mode, score in scores.items()}
+    cells["noise"] = largest(score["std"] for score in scores.values())
+    cells |= {**scores_description(scored), "method": "original", "scored": WHOLE, "seeds": None}
+    return [Row(cells, ("original", scored[0].group))]
+
+
+def scores_description(draws: Sequence[Scored]) -> dict[str, Cell]:
+    """Return the cells that describe a row of scores."""
+    scored, features = draws[0].content["scored"], features_of(draws[0])
+    return {"from": "here", **description(draws), "scored": scored, "features": features}
+
+
+def largest(values: Iterable[float | None]) -> float | None:
+    """Return the largest of the values that are known; `None` if there is none."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def notes_of(modes: Mapping[str, Sequence[Scored]]) -> list[str]:
+    """Return the notes of `acgpt mauve` on a row's results, with the modes if a note does not hold for all."""
+    modes_of: dict[str, list[str]] = {}
+    for mode, draws in modes.items():
+        for note in dict.fromkeys(note for draw in draws for note in draw.content.get("notes") or ()):
+            modes_of.setdefault(note, []).append(mode)
+    notes = [
+        note if len(present) == len(modes) else f"{', '.join(present)}: {note}" for note, present in modes_of.items()
+    ]
+    return notes + list(dict.fromkeys(note for draws in modes.values() for note in draws_note(draws)))
 
 
 def describe_comparison(scored: Scored) -> str:
@@ -496,7 +473,7 @@ def features_of(scored: Scored) -> str:
     return Path(str(scored.content["features"]["model"])).name
 
 
-def companions_table(heading: str, scored: Sequence[Scored], paper: Mapping[str, Any]) -> Table:
+def companions_table(heading: str, scored: Sequence[Scored]) -> Table:
     """Build the table of the other measures, mode by mode, with the original text where known."""
     votes = Counter(result.judge for result in scored if result.judge is not None)
     judges = sorted(votes, key=lambda judge: (-votes[judge], judge))
@@ -512,43 +489,31 @@ def companions_table(heading: str, scored: Sequence[Scored], paper: Mapping[str,
             -result.texts,  # largest dataset first
             result.sampling_key,
             modes.index(result.mode),
-            method_order(result.method, paper),
+            method_order(result.method),
         ),
     )
     rows = []
     for peers in grouped(chosen, lambda result: (result.r_max, result.sampling_key, result.mode)):
-        models = grouped(peers, lambda result: result.identity)
+        models = draws_by_model(peers)
         group = peers[0].r_max, peers[0].sampling_key, peers[0].mode
-        labels = [
-            ", ".join(filter(None, [paper["methods"].get(first.method, first.method), first.options]))
-            for first, *_ in models
-        ]
-        for label, draws in zip(labels, models, strict=True):
-            named = f"{label}, {draws[0].record['model']}" if labels.count(label) > 1 else label
-            cells = row_description(draws)
+        for name, draws in zip(row_names(models), models, strict=True):
+            cells = {"method": name, **description(draws)}
             cells |= {key: over_seeds(draws, [measures_of(draw)[key] for draw in draws]) for key in MEASURES}
             cells["judged"] = mark_bound(cells["judged"], [draw.content["judge"] for draw in draws])
             note = " ".join([*(judge_note(draws) if cells["judged"] else []), *draws_note(draws)]) or None
-            rows.append(Row({"method": named, **cells}, group, note))
+            rows.append(Row(cells, group, note))
         originals = [result for result in peers if result.content["companions"]["original"]]
         if originals:
             first = min(originals, key=lambda result: order.index(result.judge))  # they differ only in their judge
-            cells = {**row_description([first]), "seeds": None}
+            cells = {"method": "original", **description([first]), "seeds": None}
             cells |= {key: Mean.of([value]) for key, value in measures_of(first, "original").items()}
             cells["judged"] = mark_bound(cells["judged"], [(first.content["judge"] or {}).get("original")])
-            rows.append(Row({"method": "original", **cells}, group, " ".join(judge_note([first])) or None))
+            rows.append(Row(cells, group, " ".join(judge_note([first])) or None))
     columns = tuple(
         column for column in COMPANIONS if column.key != "judged" or any(row.cells["judged"] for row in rows)
     )
     several = f" Judges: {', '.join(judges)}. The first one that judged a file is shown." if len(judges) > 1 else ""
     return Table(heading, MEASURED + several, columns, tuple(rows), "method")
-
-
-def row_description(draws: Sequence[Scored]) -> dict[str, Cell]:
-    """Return the cells that describe a row."""
-    first = draws[0]
-    cells: dict[str, Cell] = {"r_max": first.r_max, "mode": first.mode, "asked": first.texts}
-    return cells | {"set": first.record["set"]["hash"][:8], "seeds": seeds_of(draws)}
 
 
 def mark_bound(cell: Cell, judges: Sequence[Mapping[str, Any] | None]) -> Cell:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from acgpt.report.tables import Table
+from acgpt.report.tables import Table, file_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,3 +35,10 @@ class Part:
     captions: dict[str, str] = field(default_factory=dict)
     pages: dict[str, tuple[str, Callable[[], str]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def new_folder(self, name: str) -> str:
+        """Return a folder for tables that has none yet; two names may be the same as file names."""
+        folder = file_name(name)
+        while any(stem.startswith(f"{folder}/") for stem in self.tables):
+            folder += "_"
+        return folder

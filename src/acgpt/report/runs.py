@@ -22,18 +22,16 @@ import pandas as pd
 
 from acgpt.common.files import read_json_object
 from acgpt.errors import InputError
-from acgpt.evaluation.bootstrap import DOCUMENTS, MeasuredPerplexity, PerText
+from acgpt.evaluation.bootstrap import DOCUMENTS, PerText
 from acgpt.evaluation.generations import has_record
 from acgpt.evaluation.per_text import read_per_text
 from acgpt.methods import method_of
 from acgpt.query.conditioning import Conditioning, Empty
-from acgpt.query.modes import MODES, WITHOUT_FUTURE, distributions
+from acgpt.query.modes import MODES, distributions
 from acgpt.report.tables import grouped
 from acgpt.training.run_folder import CONFIG, RESULTS
 
 DEFAULT_BASE = "SmolLM2-135M-Instruct"  # the model behind the base "default"
-SETS = "Evaluation datasets"
-ADVANTAGES = {"unconditional": "unconditional", **WITHOUT_FUTURE}  # mode of a run: mode of its twin
 MEASUREMENTS = [  # the columns of `measurements`
     "run", "method", "model", "corpus", "texts", "tokens", "r_max", "seed",
     "split", "set", "set_texts", "set_r_max", "options", "mode", "perplexity", "bound", "chance",
@@ -85,13 +83,6 @@ class RunEvaluation:
     def options(self) -> str:
         """Non-default options of the method, such as "order=random"; "" for the defaults."""
         return ", ".join(f"{key}={value}" for key, value in (self.content.get("options") or {}).items())
-
-    def perplexity(self, mode: str) -> MeasuredPerplexity | None:
-        """Return the perplexity in a mode with its sums; `None` if it is missing or infinite."""
-        value = self.modes[mode]
-        if value is None or not math.isfinite(value):
-            return None
-        return MeasuredPerplexity(value, mode, (self.per_text,))
 
     @property
     def completeness(self) -> tuple[int, bool]:
@@ -195,13 +186,6 @@ class Run:
         weights = zip(self.conditioning.parts, self.conditioning.weights, strict=True)
         empty = sum(weight for part, weight in weights if isinstance(part, Empty))
         return round(empty / sum(self.conditioning.weights), 12)
-
-    def evaluation_on(self, set_hash: str) -> RunEvaluation | None:
-        """Return the evaluation on a dataset with the method's default options, if there is one."""
-        return next(
-            (evaluation for evaluation in self.evaluations if evaluation.hash == set_hash and not evaluation.options),
-            None,
-        )
 
 
 def measurements(runs: Sequence[Run]) -> pd.DataFrame:

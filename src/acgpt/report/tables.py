@@ -101,7 +101,7 @@ class Column:
         best: `min` or `max`: which number is bold.
         terminal: Whether it is useful in the terminal, where the paper's rows are not shown.
         spare: Whether the terminal shows it only if rows differ in it.
-        spread: Whether its cells are `Mean`. CSV has further columns for their parts.
+        spread: Whether CSV and JSON have the parts of its cells, which are `Mean`, or only their values.
         interval: Whether its cells are `Difference`. CSV has further columns for their intervals, JSON a further key.
     """
 
@@ -281,6 +281,8 @@ class Table:
                 ends = cell.interval if isinstance(cell, Difference) and cell.interval else (None, None)
                 values = [comparable(cell), *ends]
                 return dict(zip([column.key, f"{column.key}_low", f"{column.key}_high"], values, strict=True))
+            if isinstance(cell, Mean) and not column.spread:
+                return {column.key: cell.mean}
             if not column.spread:
                 return {column.key: cell.translate(CONTROLS) if isinstance(cell, str) else cell}
             mean = [cell.mean, cell.std, int(cell.bound)] if isinstance(cell, Mean) else [None] * 3
@@ -358,7 +360,9 @@ class Table:
             if column.interval:
                 ends = cell.interval if isinstance(cell, Difference) else None
                 return {column.key: comparable(cell), f"{column.key}_interval": ends and list(ends)}
-            return {column.key: asdict(cell) if isinstance(cell, Mean) else cell}
+            if isinstance(cell, Mean):
+                return {column.key: asdict(cell) if column.spread else cell.mean}
+            return {column.key: cell}
 
         records: list[dict[str, Any]] = []
         for row in (row for row in self.rows if not row.paper):
