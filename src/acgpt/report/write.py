@@ -28,7 +28,7 @@ from acgpt.common.files import disk_errors, finite, json_text
 from acgpt.errors import InputError
 from acgpt.evaluation.generations import record_of
 from acgpt.report import finetuning, from_scratch, generation
-from acgpt.report.page import Provenance, html_page
+from acgpt.report.page import template
 from acgpt.report.part import Part
 from acgpt.report.pictures import render_figure
 from acgpt.report.runs import Run, find_runs, measurements, read_runs
@@ -123,8 +123,8 @@ def write_report(report: Report, output: Path) -> Report:
                 }
     if find_spec("matplotlib") is None and any(part.pictures for part in parts):
         notes.append(NO_PICTURES)
-    runs = [provenance(run) for run in report.runs]
-    files[PAGE] = html_page(parts, runs, notes, files).encode()
+    page = template("report.html").render(parts=parts, runs=report.runs, notes=notes, files=files, version=__version__)
+    files[PAGE] = page.encode()
     report = replace(report, notes=notes, files=tuple(sorted([*files, DATA])))
     files[DATA] = json_text(finite(report.content), indent=1, allow_nan=False).encode()
     write_files(files, output)
@@ -161,18 +161,6 @@ def table_files(part: Part) -> dict[str, bytes]:
         path, label = f"{part.name}/{stem}", f"tab:{part.name}-{stem.replace('/', '-')}"
         files |= {f"{path}.md": table.markdown(), f"{path}.csv": table.as_csv(), f"{path}.tex": table.latex(label)}
     return {path: text.encode() for path, text in files.items()}
-
-
-def provenance(run: Run) -> Provenance:
-    """Return where the numbers of a run come from: its name, its command, and its cost."""
-    results, (texts, tokens) = run.results, run.budget
-    versions = ", ".join(f"{name} {results['versions'].get(name)}" for name in ("acgpt", "torch", "transformers"))
-    command = " ".join(["acgpt", *map(str, results["command"][1:])])
-    return (
-        run.name,
-        command,
-        f"{texts:,} texts, {tokens:,} tokens, {results['seconds']:,.0f} s on {results['hardware']}; {versions}",
-    )
 
 
 def run_record(run: Run) -> dict[str, Any]:
