@@ -8,11 +8,10 @@ the advantages over GPT, the tables of differences have the gain of a method fro
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from acgpt.methods import METHODS
 from acgpt.query.modes import MODES, WITHOUT_FUTURE
@@ -91,6 +90,17 @@ OTHERS = (
     "The paper's rows have other texts, training budgets and evaluation datasets: compare the order of the methods, "
     "not the values. Bold follows the same rule, applied to the printed values."
 )
+
+
+class PaperEntry(NamedTuple):
+    """A row of the paper's tables, as an `Entry` in figures."""
+
+    name: str
+    method: str
+    modes: Mapping[str, Mean | None]
+
+
+Shown = TypeVar("Shown", Entry, PaperEntry)
 
 
 @cache
@@ -251,7 +261,7 @@ def add_pictures(part: Part, folder: str, entries: Sequence[Entry]) -> None:
             + not_shown(entries, shown),
         )
     }
-    future_panels, shown = main_panels(entries, competitive_rows)
+    future_panels, shown = main_panels(entries, only_competitive=True)
     if shown:
         figures["future"] = (
             partial(pictures.with_and_without, future_panels),
@@ -283,14 +293,16 @@ def sizes_of(entries: Sequence[Entry]) -> list[str]:
     return known_first((entry.first.size for entry in entries), paper()["sizes"])
 
 
-def main_panels(
-    entries: Sequence[Entry], select: Callable[[Panel], Panel] = lambda panel: panel
-) -> tuple[list[Panel], list[Entry]]:
+def main_panels(entries: Sequence[Entry], only_competitive: bool = False) -> tuple[list[Panel], list[Entry]]:
     """Choose for each size the methods at the r_max of the paper's main results, and add the paper's numbers.
 
-    The first panel of a size is of the evaluation dataset and training budget with most methods after `select`. Runs
-    that it does not have get further panels. Another r_max is used if no method reads the future at the paper's. Runs
-    that were evaluated with several options are shown with the default ones.
+    The first panel of a size is of the evaluation dataset and training budget with most methods. Runs that it does not
+    have get further panels. Another r_max is used if no method reads the future at the paper's. Runs that were
+    evaluated with several options are shown with the default ones.
+
+    Args:
+        entries: Entries of one split.
+        only_competitive: Whether a panel has only its `competitive` entries.
 
     Returns:
         The panels, and the entries in them.
@@ -300,33 +312,34 @@ def main_panels(
     default = asked_by_default(entries)
     for size in sizes_of(entries):
         of_size = [entry for entry in default if entry.first.size == size and entry.at_training_r_max]
-        name, candidates = size_title(size), []
-        for group in map(by_method, grouped(of_size, lambda entry: entry.group)):
-            rows = {entry: (entry.name, entry.method, entry.modes) for entry in group}
-            panel = select(Panel(panel_title(name, group[0]), tuple(rows.values())))
-            members = [entry for entry, row in rows.items() if any(row is selected for selected in panel.rows)]
-            if members:
-                candidates.append((members, panel))
-        if not candidates:
+        groups = [by_method(group) for group in grouped(of_size, lambda entry: entry.group)]
+        if only_competitive:
+            groups = [members for members in map(competitive, groups) if members]
+        if not groups:
             continue
-        candidates.sort(key=lambda candidate: rating(*candidate), reverse=True)
-        r_max, runs, most = candidates[0][0][0].r_max, set[Run](), len(panels) + MAX_PANELS
-        for members, panel in candidates:
+        groups.sort(key=rating, reverse=True)
+        title, r_max, runs, most = size_title(size), groups[0][0].r_max, set[Run](), len(panels) + MAX_PANELS
+        for members in groups:
             own = {run for entry in members for run in entry.runs}
             if members[0].r_max == r_max and not own <= runs and len(panels) < most:  # some run is in no earlier panel
                 runs |= own
                 shown += members
-                panels.append(panel)
+                panels.append(panel(panel_title(title, members[0]), members))
         from_paper = [row for row in paper()["perplexities"] if (row["model"], row["r_max"]) == (size, r_max)]
-        for corpus in dict.fromkeys(row["corpus"] for row in from_paper):
-            paper_panel_rows = tuple(
-                (METHODS[row["method"]].title, row["method"], paper_modes(paper(), row))
-                for row in from_paper
-                if row["corpus"] == corpus
-            )
-            panel = select(Panel(f"the paper: {name}, r_max {r_max:g}, {corpus}", paper_panel_rows, paper=True))
-            panels += [panel] if panel.rows else []
+        for rows in grouped(from_paper, lambda row: row["corpus"]):
+            printed = [
+                PaperEntry(METHODS[row["method"]].title, row["method"], paper_modes(paper(), row)) for row in rows
+            ]
+            if printed := competitive(printed) if only_competitive else printed:
+                panels.append(
+                    panel(f"the paper: {title}, r_max {r_max:g}, {rows[0]['corpus']}", printed, from_paper=True)
+                )
     return panels, shown
+
+
+def panel(title: str, entries: Sequence[Shown], from_paper: bool = False) -> Panel:
+    """Return a panel of these entries."""
+    return Panel(title, tuple((entry.name, entry.method, entry.modes) for entry in entries), from_paper)
 
 
 def panel_title(size: str, entry: Entry) -> str:
@@ -342,26 +355,25 @@ def asked_by_default(entries: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in entries if not entry.evaluation.options or (entry.first, entry.group) not in default]
 
 
-def rating(entries: Sequence[Entry], panel: Panel) -> tuple[bool, bool, int, int]:
-    """Rate a panel: the higher, the more it shows."""
-    future = any(modes["training"] for _, _, modes in panel.rows)
-    methods = {method for _, method, _ in panel.rows}
+def rating(entries: Sequence[Entry]) -> tuple[bool, bool, int, int]:
+    """Rate the entries of a panel: the higher, the more it shows."""
+    future = any(entry.modes["training"] for entry in entries)
+    methods = {entry.method for entry in entries}
     return future, entries[0].r_max == R_MAX, len(methods), entries[0].evaluation.texts
 
 
-def competitive_rows(panel: Panel) -> Panel:
+def competitive(entries: Sequence[Shown]) -> list[Shown]:
     """Keep only the methods that answer the training distribution exactly, with and without the future.
 
     Like the paper's figure, it shows only competitive methods: perplexities without the future of more than twice the
     best are dropped.
     """
-    without_future = [comparable(modes[WITHOUT_FUTURE["training"]]) for _, _, modes in panel.rows]
-    best = min((value for value in without_future if value is not None), default=0.0)
-    rows = [
-        row for row, value in zip(panel.rows, without_future, strict=True)
-        if comparable(row[2]["training"]) is not None and value is not None and value <= 2 * best
+    without_future = [comparable(entry.modes[WITHOUT_FUTURE["training"]]) for entry in entries]
+    limit = 2 * min((value for value in without_future if value is not None), default=0.0)
+    return [
+        entry for entry, value in zip(entries, without_future, strict=True)
+        if comparable(entry.modes["training"]) is not None and value is not None and value <= limit
     ]  # fmt: skip
-    return replace(panel, rows=tuple(rows))
 
 
 def sweep(size: str, entries: Sequence[Entry]) -> list[tuple[Curve, list[Entry]]]:
