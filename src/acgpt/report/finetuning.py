@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from acgpt.common.files import read_json_object
 from acgpt.errors import InputError
 from acgpt.evaluation.bootstrap import Difference
 from acgpt.report import pictures
@@ -165,7 +166,7 @@ def make(runs: Sequence[Run]) -> Part | None:
             f"nothing to compare: {', '.join(str(run.folder) for run in tuned)} are all causal (method=gpt). Add "
             "a run with method=ac-gpt on the same base."
         )
-    paper: dict[str, Any] = json.loads(PAPER.read_text(encoding="utf-8"))
+    paper = read_json_object(PAPER)
     paper_rows = {name: rows_of_paper(paper[name]) for name in ("perplexities", "advantages", "sweep")}
     names = backbones(tuned)
     entries = [Entry((run,), (evaluation,), names[run.base]) for run in tuned for evaluation in run.evaluations]

@@ -13,6 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from acgpt.common.files import read_json_object
 from acgpt.methods import METHODS
 from acgpt.query.modes import MODES, WITHOUT_FUTURE
 from acgpt.report import pictures
@@ -106,8 +107,7 @@ Shown = TypeVar("Shown", Entry, PaperEntry)
 @cache
 def paper() -> dict[str, Any]:
     """Read the paper's numbers."""
-    numbers: dict[str, Any] = json.loads(PAPER.read_text(encoding="utf-8"))
-    return numbers
+    return read_json_object(PAPER)
 
 
 def size_title(size: str) -> str:

@@ -14,10 +14,11 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from acgpt.common.files import read_json_object
 from acgpt.errors import InputError
 from acgpt.evaluation.generations import Generations, record_of
 from acgpt.methods import METHODS
@@ -27,7 +28,7 @@ from acgpt.report.entries import identity, mode_columns, variant
 from acgpt.report.from_scratch import method_order, size_title
 from acgpt.report.left_out import join_names
 from acgpt.report.part import Part
-from acgpt.report.runs import Run, read_json
+from acgpt.report.runs import Run, options_of, read_json
 from acgpt.report.samples_page import SampleColumn, samples_page
 from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, grouped, known_first
 
@@ -36,7 +37,6 @@ PAGE = "samples.html"
 ENDING = ".mauve.json"
 WHOLE = "whole text"
 SHARES = ("distinct_1", "distinct_2", "distinct_3", "repetition", "loops")
-MEASURES = (*SHARES, "own", "judged")
 NO_SAMPLES = "there is no page of samples: the folders have scores, but not the generations themselves."
 NEEDED = {  # keys of a result, and of its parts, that are read without a default
     "": ("name", "hash", "scored", "texts", "mauve", "features", "judge", "perplexity"),
@@ -152,26 +152,15 @@ class Scored:
         features, whole = self.content["features"] or {}, self.content["scored"] == WHOLE
         reference = self.content["reference"]["hash"] if whole else None
         trained = None if self.run is None else (self.run.results["corpus_hash"], self.run.budget)
-        return (
-            self.size,
-            self.r_max,
-            self.content["scored"],
-            self.sampling_key,
-            features.get("hash"),
-            reference,
-            trained,
-        )
+        scores = self.content["scored"], features.get("hash"), reference
+        return self.size, self.r_max, scores, self.sampling_key, trained
 
     @cached_property
     def identity(self) -> Hashable:
         """Key of a row: the same for results that differ only in the seed of training."""
         model = self.record["model"] if self.run is None else identity(self.run)
-        return (
-            self.record["method"],
-            *options_of(self.record),
-            self.record.get("adapter") if self.run is None else None,
-            model,
-        )
+        adapter = self.record.get("adapter") if self.run is None else None
+        return self.record["method"], tuple(options_of(self.record)), adapter, model
 
     @property
     def seed(self) -> Hashable:
@@ -187,11 +176,6 @@ class Scored:
     def generation_key(self) -> Hashable:
         """Key of the scored file of generations, wherever it is stored."""
         return self.content["hash"], self.record["mode"], self.identity, self.seed
-
-
-def options_of(record: Mapping[str, Any]) -> list[str]:
-    """Return the non-default options of the method, such as "order=random"."""
-    return [f"{key}={value}" for key, value in (record.get("options") or {}).items()]
 
 
 def sampling_settings(record: Mapping[str, Any]) -> list[Any]:
@@ -280,7 +264,7 @@ def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
     generated, scored, notes = find_results(folders, runs)
     if not generated and not scored:
         return None
-    part = Part("generation", "Generation", {"sizes": {}, "paper": read_paper()["source"]}, {}, notes=notes)
+    part = Part("generation", "Generation", {"sizes": {}, "paper": read_json_object(PAPER)["source"]}, {}, notes=notes)
     sizes = known_first((result.size for result in scored), from_scratch.paper()["sizes"])
     for size in sizes:
         of_size = [result for result in scored if result.size == size]
@@ -301,13 +285,6 @@ def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
     else:
         part.notes.append(NO_SAMPLES)
     return part
-
-
-@cache
-def read_paper() -> dict[str, Any]:
-    """Read the paper's numbers."""
-    paper: dict[str, Any] = json.loads(PAPER.read_text(encoding="utf-8"))
-    return paper
 
 
 def method_name(record: Mapping[str, Any]) -> str:
@@ -333,15 +310,22 @@ def column_of(generated: Generations, run: Run | None) -> SampleColumn:
     )
 
 
-def measures_of(scored: Scored, side: str = "generated") -> dict[str, float | None]:
+def measures_of(draws: Sequence[Scored], side: str) -> dict[str, Cell]:
     """Return the other measures of one side, "generated" or "original": shares in percent, and perplexities."""
-    shares, judge = scored.content["companions"][side], scored.content["judge"] or {}
+    shares, judges = (
+        [draw.content["companions"][side] for draw in draws],
+        [draw.content["judge"] or {} for draw in draws],
+    )
     if side == "original":
-        judge = judge.get("original") or {}
-    measures = {key: None if shares[key] is None else 100 * shares[key] for key in SHARES}
-    measures["own"] = scored.content["perplexity"] if side == "generated" else None
-    measures["judged"] = judge.get("perplexity")
-    return measures
+        judges = [judge.get("original") or {} for judge in judges]
+    measures = {
+        key: over_seeds(draws, [None if each[key] is None else 100 * each[key] for each in shares]) for key in SHARES
+    }
+    own = [draw.content["perplexity"] if side == "generated" else None for draw in draws]
+    judged = over_seeds(draws, [judge.get("perplexity") for judge in judges])
+    if judged is not None:
+        judged = replace(judged, bound=any(judge.get("bound") for judge in judges))
+    return {**measures, "own": over_seeds(draws, own), "judged": judged}
 
 
 def draws_by_model(scored: Sequence[Scored]) -> list[list[Scored]]:
@@ -400,7 +384,7 @@ def mauve_table(title: str, size: str, scored: Sequence[Scored]) -> Table:
         rows += original_rows(group)
     caption = CAPTION + (ORIGINAL if any(row.cells["method"] == "original" for row in rows) else "")
     r_maxes = {result.r_max for result in scored}
-    rows += from_scratch.paper_rows(read_paper(), "mauve", size, r_maxes, scored=WHOLE)
+    rows += from_scratch.paper_rows(read_json_object(PAPER), "mauve", size, r_maxes, scored=WHOLE)
     rows.sort(key=lambda row: (row.cells["r_max"], row.paper))
     return Table(title, caption, MAUVE, tuple(rows), "method", "Scores", OTHERS)
 
@@ -497,29 +481,19 @@ def companions_table(heading: str, scored: Sequence[Scored]) -> Table:
         models = draws_by_model(peers)
         group = peers[0].r_max, peers[0].sampling_key, peers[0].mode
         for name, draws in zip(row_names(models), models, strict=True):
-            cells = {"method": name, **description(draws)}
-            cells |= {key: over_seeds(draws, [measures_of(draw)[key] for draw in draws]) for key in MEASURES}
-            cells["judged"] = mark_bound(cells["judged"], [draw.content["judge"] for draw in draws])
+            cells = {"method": name, **description(draws), **measures_of(draws, "generated")}
             note = " ".join([*(judge_note(draws) if cells["judged"] else []), *draws_note(draws)]) or None
             rows.append(Row(cells, group, note))
         originals = [result for result in peers if result.content["companions"]["original"]]
         if originals:
             first = min(originals, key=lambda result: order.index(result.judge))  # they differ only in their judge
-            cells = {"method": "original", **description([first]), "seeds": None}
-            cells |= {key: Mean.of([value]) for key, value in measures_of(first, "original").items()}
-            cells["judged"] = mark_bound(cells["judged"], [(first.content["judge"] or {}).get("original")])
+            cells = {"method": "original", **description([first]), **measures_of([first], "original"), "seeds": None}
             rows.append(Row(cells, group, " ".join(judge_note([first])) or None))
     columns = tuple(
         column for column in COMPANIONS if column.key != "judged" or any(row.cells["judged"] for row in rows)
     )
     several = f" Judges: {', '.join(judges)}. The first one that judged a file is shown." if len(judges) > 1 else ""
     return Table(heading, MEASURED + several, columns, tuple(rows), "method")
-
-
-def mark_bound(cell: Cell, judges: Sequence[Mapping[str, Any] | None]) -> Cell:
-    """Mark a judge's perplexity if it is only a bound."""
-    bound = any((judge or {}).get("bound") for judge in judges)
-    return replace(cell, bound=bound) if isinstance(cell, Mean) else cell
 
 
 def judge_note(draws: Sequence[Scored]) -> list[str]:

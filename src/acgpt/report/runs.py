@@ -82,7 +82,7 @@ class RunEvaluation:
     @property
     def options(self) -> str:
         """Non-default options of the method, such as "order=random"; "" for the defaults."""
-        return ", ".join(f"{key}={value}" for key, value in (self.content.get("options") or {}).items())
+        return ", ".join(options_of(self.content))
 
     @property
     def completeness(self) -> tuple[int, bool]:
@@ -352,6 +352,11 @@ def same_answers(dropped: RunEvaluation, kept: RunEvaluation) -> bool:
         value is None or (other is not None and math.isclose(value, other, rel_tol=1e-3))
         for value, other in ((value, kept.modes[mode]) for mode, value in dropped.modes.items())
     )
+
+
+def options_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the non-default options of the method in a result, such as "order=random"."""
+    return [f"{key}={value}" for key, value in (record.get("options") or {}).items()]
 
 
 def perplexities(evaluation: Mapping[str, Any]) -> dict[str, float | None]:
