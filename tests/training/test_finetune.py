@@ -68,6 +68,18 @@ def results_of(run):
 # ---- an adapter -----------------------------------------------------------------------------------------------------
 
 
+def test_the_dropout_of_an_adapter_acts_in_training(corpus, base, tmp_path):
+    """Pretrained networks are loaded in evaluation mode."""
+    losses = []
+    for rate in (0.0, 0.5):
+        folder = tmp_path / str(rate)
+        keys = {"lora": LORA | {"dropout": rate}, "steps": 3, "log_every": 1, "eval_every": 0, "final_texts": 1}
+        train(recipe_of(corpus, base, folder, **keys), quiet=True)
+        losses.append(loss_of(folder))
+    assert losses[0][1] == losses[1][1]  # a new adapter adds nothing yet
+    assert losses[0][3] != losses[1][3]
+
+
 def test_an_adapter_is_what_peft_opens_and_acgpt_asks(run, base):
     from peft import PeftModel
 
