@@ -129,7 +129,7 @@ def test_a_caption_tells_evaluation_datasets_apart(tmp_path):
 
 def evaluation_of(conditioning: dict[str, Any]) -> RunEvaluation:
     dataset = {"hash": "abcdefgh", "texts": 9, "length": 31, "r_max": conditioning.pop("r_max")}
-    return RunEvaluation("test", {**dataset, "conditioning": conditioning}, {}, None, {"modes": {}})
+    return RunEvaluation("test", {"set": {**dataset, "conditioning": conditioning}, "modes": {}})
 
 
 def test_a_lead_over_a_row_of_other_units_is_not_tested_against_its_resamples():

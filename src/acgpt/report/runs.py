@@ -44,19 +44,37 @@ class RunEvaluation:
 
     Args:
         split: Split of the corpus; the file's name if the evaluation dataset does not name one.
-        dataset: Description of the evaluation dataset, from `EvaluationDataset.as_dict`.
-        modes: Perplexity by mode, possibly infinite; `None` if the mode was not or cannot be answered.
-        chance: Half of the widest 95 % interval of a mode, in percent of its perplexity.
         content: The evaluation as it was written.
         per_text: Sums per document or text, if they were kept.
     """
 
     split: str
-    dataset: Mapping[str, Any]
-    modes: Mapping[str, float | None]
-    chance: float | None
     content: Mapping[str, Any]
     per_text: PerText | None = None
+
+    @property
+    def dataset(self) -> Mapping[str, Any]:
+        """Description of the evaluation dataset, from `EvaluationDataset.as_dict`."""
+        dataset: Mapping[str, Any] = self.content["set"]
+        return dataset
+
+    @cached_property
+    def modes(self) -> Mapping[str, float | None]:
+        """Perplexity by mode, possibly infinite; `None` if the mode was not or cannot be answered."""
+
+        def perplexity(answer: Mapping[str, Any] | None) -> float | None:
+            if answer is None:
+                return None
+            return math.inf if answer["perplexity"] is None else float(answer["perplexity"])  # JSON has no infinity
+
+        return {mode: perplexity(self.content["modes"].get(mode)) for mode in MODES}
+
+    @property
+    def chance(self) -> float | None:
+        """Half of the widest 95 % interval of a mode, in percent of its perplexity; `None` without intervals."""
+        answers = [answer for answer in self.content["modes"].values() if answer and answer.get("interval")]
+        widths = [(high - low) / answer["perplexity"] for answer in answers for low, high in [answer["interval"]]]
+        return 50 * max(widths) if widths else None
 
     @property
     def hash(self) -> str:
@@ -67,11 +85,6 @@ class RunEvaluation:
     def texts(self) -> int:
         """Number of texts in the evaluation dataset."""
         return int(self.dataset.get("texts") or 0)
-
-    @property
-    def unit(self) -> tuple[str, int] | None:
-        """What is resampled for intervals, and how many; `None` if nothing was kept."""
-        return None if self.per_text is None else (self.per_text.unit, self.per_text.units)
 
     @property
     def intervals(self) -> str:
@@ -314,8 +327,8 @@ def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[tuple[RunE
     records, foreign_notes = [], []
     for path, (name, content) in candidates.items():
         try:
-            split = content["set"].get("split") or name
-            evaluation = RunEvaluation(split, content["set"], perplexities(content), chance(content), content)
+            evaluation = RunEvaluation(content["set"].get("split") or name, content)
+            evaluation.modes, evaluation.chance  # noqa: B018  (reading them checks them)
             try:
                 evaluation = replace(evaluation, per_text=read_per_text(path, content))
             except InputError as error:
@@ -359,24 +372,6 @@ def options_of(record: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in (record.get("options") or {}).items()]
 
 
-def perplexities(evaluation: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the perplexity in each of the five modes. JSON has null for an infinite one."""
-
-    def number(answer: Mapping[str, Any] | None) -> float | None:
-        if answer is None:
-            return None
-        return math.inf if answer["perplexity"] is None else float(answer["perplexity"])
-
-    return {mode: number(evaluation["modes"].get(mode)) for mode in MODES}
-
-
-def chance(evaluation: Mapping[str, Any]) -> float | None:
-    """Return half of the widest interval, in percent of its perplexity; `None` if no mode has an interval."""
-    answers = [answer for answer in evaluation["modes"].values() if answer and answer.get("interval")]
-    widths = [(high - low) / answer["perplexity"] for answer in answers for low, high in [answer["interval"]]]
-    return 50 * max(widths) if widths else None
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file."""
     try:
@@ -412,7 +407,7 @@ def describe_set(evaluation: RunEvaluation) -> str:
     """Describe the evaluation dataset: its hash, texts, r_max and other parameters, and the unit of intervals."""
     texts, length, r_max = (evaluation.dataset.get(key) for key in ("texts", "length", "r_max"))
     description = [f"{texts} texts of {length} tokens", f"r_max {r_max}", *unusual_parameters(evaluation)]
-    if evaluation.unit is not None or evaluation.chance is not None:
+    if evaluation.per_text is not None or evaluation.chance is not None:
         description.append(f"intervals over {evaluation.intervals}")
     return f"{evaluation.hash[:8]} ({', '.join(description)})"
 
