@@ -39,7 +39,7 @@ RUN_COLUMNS = (
     Column("backbone", "backbone"),
     Column("adapter", "adapter", spare=True),
     Column("corpus", "corpus", spare=True),
-    Column("r_max", "r_max", r"$r_{\max}$", "g"),
+    Column("r_max", "r_max", form="g"),
     Column("mix", "mix", form="g"),
 )
 SET = Column("set", "set", spare=True)

@@ -55,7 +55,7 @@ METHOD_KEYS = frozenset({"method", "conditioning", "loss", "target_positions"})
 
 COLUMNS = (
     Column("from", "from", terminal=False),
-    Column("r_max", "r_max", r"$r_{\max}$", "g"),
+    Column("r_max", "r_max", form="g"),
     Column("asked", "asked", form=",", spare=True),
     Column("method", "method"),
     Column("corpus", "corpus", spare=True),

@@ -48,7 +48,7 @@ UNKNOWN_RUNS = "models"  # stands for the size, in file names and JSON, of model
 
 MAUVE = (
     Column("from", "from", terminal=False),
-    Column("r_max", "r_max", r"$r_{\max}$", "g"),
+    Column("r_max", "r_max", form="g"),
     Column("asked", "texts", form=",", spare=True),
     Column("method", "method"),
     Column("corpus", "corpus", spare=True),
@@ -60,7 +60,7 @@ MAUVE = (
     Column("set", "set", spare=True),
 )
 COMPANIONS = (
-    Column("r_max", "r_max", r"$r_{\max}$", "g"),
+    Column("r_max", "r_max", form="g"),
     Column("asked", "texts", form=",", spare=True),
     Column("mode", "mode"),
     Column("method", "method"),

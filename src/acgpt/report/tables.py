@@ -64,8 +64,7 @@ class Mean:
     def of(cls, values: Iterable[float | None], bound: bool = False) -> Mean | None:
         """Return the mean and deviation of the numbers that are present; `None` if there are none.
 
-        It aggregates a pandas group, like `"mean"` and `"std"`, but its sums are exactly rounded, so the order of the
-        runs does not change even the last digit.
+        Its sums are exactly rounded, so the order of the runs does not change even the last digit.
         """
         present = [value for value in values if value is not None and not math.isnan(value)]
         if not present:
@@ -96,7 +95,6 @@ class Column:
     Args:
         key: Key in the cells of a row, in CSV and in JSON.
         title: Heading.
-        tex: Heading in LaTeX, if it differs.
         form: Format specification of numbers; a trailing % is printed after the number. "" for a column of text.
         best: `min` or `max`: which number is bold.
         terminal: Whether it is useful in the terminal, where the paper's rows are not shown.
@@ -107,7 +105,6 @@ class Column:
 
     key: str
     title: str
-    tex: str = ""
     form: str = ""
     best: Callable[..., Any] | None = None
     terminal: bool = True
@@ -135,6 +132,28 @@ class Column:
         spec = self.form.removesuffix("%")
         ends = [] if value.interval is None else [format(end, spec) for end in value.interval]
         return self.show(value.percent), f"({' to '.join(ends)})" if ends else ""
+
+    def csv_values(self, cell: Cell) -> dict[str, Any]:
+        """Return a cell with its parts, by column of the CSV file: numbers with all digits, `None` if missing."""
+        key = self.key
+        if self.interval:
+            low, high = cell.interval if isinstance(cell, Difference) and cell.interval else (None, None)
+            return {key: comparable(cell), f"{key}_low": low, f"{key}_high": high}
+        if self.spread:
+            mean, std, bound = (cell.mean, cell.std, int(cell.bound)) if isinstance(cell, Mean) else (None, None, None)
+            return {key: mean, f"{key}_std": std, f"{key}_bound": bound}
+        if isinstance(cell, Mean):
+            return {key: cell.mean}
+        return {key: cell.translate(CONTROLS) if isinstance(cell, str) else cell}
+
+    def json_values(self, cell: Cell) -> dict[str, Any]:
+        """Return a cell with its parts, by key in JSON."""
+        if self.interval:
+            interval = cell.interval if isinstance(cell, Difference) else None
+            return {self.key: comparable(cell), f"{self.key}_interval": interval and list(interval)}
+        if isinstance(cell, Mean):
+            return {self.key: asdict(cell) if self.spread else cell.mean}
+        return {self.key: cell}
 
     def equal_as_text(self, cell: Cell, value: float, other: float) -> bool:
         """Return whether two numbers look the same in this column, with the digits of the cell."""
@@ -267,6 +286,11 @@ class Table:
         notes = [f"<sup>{number}</sup> {plain_markdown(text)}" for text, number in self.notes.items()]
         return "\n\n".join([table, *notes]) + "\n"
 
+    def values(self, row: Row, values_of: Callable[[Column, Cell], dict[str, Any]]) -> dict[str, Any]:
+        """Return the values of all cells of a row in a form that a method of `Column` gives them."""
+        parts = [values_of(column, row.cells.get(column.key)) for column in self.columns]
+        return {key: value for part in parts for key, value in part.items()}
+
     @cached_property
     def cells(self) -> pd.DataFrame:
         """All cells as objects: numbers with all digits, and `None` if missing.
@@ -274,26 +298,10 @@ class Table:
         `source` is "run" or "paper". A column of means is followed by columns with their deviations and bounds, a
         column of differences by columns with the ends of their intervals.
         """
-
-        def parts(row: Row, column: Column) -> dict[str, Any]:
-            cell = row.cells.get(column.key)
-            if column.interval:
-                ends = cell.interval if isinstance(cell, Difference) and cell.interval else (None, None)
-                values = [comparable(cell), *ends]
-                return dict(zip([column.key, f"{column.key}_low", f"{column.key}_high"], values, strict=True))
-            if isinstance(cell, Mean) and not column.spread:
-                return {column.key: cell.mean}
-            if not column.spread:
-                return {column.key: cell.translate(CONTROLS) if isinstance(cell, str) else cell}
-            mean = [cell.mean, cell.std, int(cell.bound)] if isinstance(cell, Mean) else [None] * 3
-            return dict(zip([column.key, f"{column.key}_std", f"{column.key}_bound"], mean, strict=True))
-
-        records = []
-        for row in self.rows:
-            record: dict[str, Any] = {"source": "paper" if row.paper else "run"}
-            for column in self.columns:
-                record |= parts(row, column)
-            records.append(record | {"note": row.note})
+        records = [
+            {"source": "paper" if row.paper else "run", **self.values(row, Column.csv_values), "note": row.note}
+            for row in self.rows
+        ]
         return pd.DataFrame(records, dtype=object)
 
     @property
@@ -331,13 +339,13 @@ class Table:
             return text + rf"\textsuperscript{{{self.notes[row.note or '']}}}" if marked else text
 
         def tabular(groups: Sequence[Sequence[Row]]) -> list[str]:
-            headings = [column.tex or escape_latex(column.title) for column in self.columns]
+            headings = [latex_text(column.title) for column in self.columns]
             rows = [[[cell(row, column) for column in self.columns] for row in group] for group in groups]
             return latex_table(headings, rows, map(is_number, self.columns))
 
         notes = [rf"\textsuperscript{{{n}}}\,{escape_latex(text)}" for text, n in self.notes.items()]
         title = escape_latex(self.title)
-        caption = re.sub(r"\br\\_max\b", r"$r_{\\max}$", escape_latex(self.full_caption))
+        caption = latex_text(self.full_caption)
         begin, end = r"\begin{table}[ht]", [r"\end{center}", r"\end{table}"]
         first, *further = self.pages()
         parts = [begin, rf"\caption[{{{title}}}]{{\textbf{{{title}.}} {caption}}}", rf"\label{{{label}}}"]
@@ -354,23 +362,7 @@ class Table:
 
         The interval of a difference has its own key, `KEY_interval`.
         """
-
-        def plain(row: Row, column: Column) -> dict[str, Any]:
-            cell = row.cells.get(column.key)
-            if column.interval:
-                ends = cell.interval if isinstance(cell, Difference) else None
-                return {column.key: comparable(cell), f"{column.key}_interval": ends and list(ends)}
-            if isinstance(cell, Mean):
-                return {column.key: asdict(cell) if column.spread else cell.mean}
-            return {column.key: cell}
-
-        records: list[dict[str, Any]] = []
-        for row in (row for row in self.rows if not row.paper):
-            record: dict[str, Any] = {}
-            for column in self.columns:
-                record |= plain(row, column)
-            records.append(record | {"note": row.note})
-        return records
+        return [{**self.values(row, Column.json_values), "note": row.note} for row in self.rows if not row.paper]
 
     def terminal(self) -> RichTable:
         """Render the table for the terminal, without the paper's rows; notes are numbered as in the other forms."""
@@ -394,6 +386,11 @@ class Table:
             for row in group:
                 table.add_row(*(cell(row, column) for column in columns))
         return table
+
+
+def latex_text(text: str) -> str:
+    """Escape a text for LaTeX, with r_max as a symbol."""
+    return re.sub(r"\br\\_max\b", r"$r_{\\max}$", escape_latex(text))
 
 
 def within_noise(column: Column, first: Row, others: Sequence[Row]) -> bool:
