@@ -1,10 +1,7 @@
 """Generation, as in the paper's appendix on sampling: MAUVE by method and mode, other measures, and samples.
 
-    FOLDER/**/NAME.jsonl, NAME.json     generations of acgpt generate: shown side by side on their own page
-    FOLDER/**/*.mauve.json              scores of acgpt mauve: the tables
-
-Scores are comparable if they have the same scored part, evaluation dataset, reference, features and sampling settings.
-Models that differ only in their seed are one row. Several draws of one model are averaged first.
+Scores (`scores`) are tables, and generations are shown side by side on their own page. Models that differ only in their
+seed are one row. Several draws of one model are averaged first.
 """
 
 from __future__ import annotations
@@ -12,39 +9,28 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from acgpt.common.files import read_json_object
-from acgpt.errors import InputError
-from acgpt.evaluation.generations import Generations, record_of
+from acgpt.evaluation.generations import Generations
 from acgpt.methods import METHODS
 from acgpt.query.modes import MODES
 from acgpt.report import from_scratch
-from acgpt.report.entries import identity, mode_columns, variant
+from acgpt.report.entries import mode_columns, variant
 from acgpt.report.from_scratch import method_order, size_title
-from acgpt.report.left_out import join_names
 from acgpt.report.part import Part
-from acgpt.report.runs import Run, options_of, read_json
-from acgpt.report.samples_page import SampleColumn, samples_page
+from acgpt.report.runs import Run, options_of
+from acgpt.report.samples_page import PAGE, SampleColumn, samples_page
+from acgpt.report.scores import UNKNOWN_RUNS, WHOLE, Scored, find_results, run_of, sampling_settings
 from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, grouped, known_first
 
 PAPER = Path(__file__).parent / "paper" / "mauve.json"
-PAGE = "samples.html"
-ENDING = ".mauve.json"
-WHOLE = "whole text"
 SHARES = ("distinct_1", "distinct_2", "distinct_3", "repetition", "loops")
 NO_SAMPLES = "there is no page of samples: the folders have scores, but not the generations themselves."
-NEEDED = {  # keys of a result, and of its parts, that are read without a default
-    "": ("name", "hash", "scored", "texts", "mauve", "features", "judge", "perplexity"),
-    "record": ("method", "mode", "model", "r_max", "set"),
-    "reference": ("texts",),
-    "companions": ("generated", "original"),
-}
-UNKNOWN_RUNS = "models"  # stands for the size, in file names and JSON, of models whose runs are unknown
 
 MAUVE = (
     Column("from", "from", terminal=False),
@@ -93,172 +79,6 @@ MEASURED = (
 )
 
 
-# ---- what there is --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """One result of `acgpt mauve`.
-
-    Args:
-        path: Its file.
-        content: Contents of the file.
-        run: The run that trained the model, if it is among the runs.
-    """
-
-    path: Path
-    content: Mapping[str, Any]
-    run: Run | None
-
-    @property
-    def record(self) -> Mapping[str, Any]:
-        """Record of the generation that was scored."""
-        record: Mapping[str, Any] = self.content["record"]
-        return record
-
-    @property
-    def size(self) -> str:
-        """Size of the model, which decides the table."""
-        return UNKNOWN_RUNS if self.run is None else self.run.size or Path(self.run.base).name
-
-    @property
-    def method(self) -> str:
-        """Name of the method."""
-        return str(self.record["method"])
-
-    @property
-    def mode(self) -> str:
-        """Mode of the generation."""
-        return str(self.record["mode"])
-
-    @property
-    def r_max(self) -> float:
-        """r_max of the evaluation dataset."""
-        return float(self.record["r_max"])
-
-    @property
-    def texts(self) -> int:
-        """Number of texts in the evaluation dataset."""
-        return int(self.record["set"].get("texts") or 0)
-
-    @cached_property
-    def sampling_key(self) -> str:
-        """Key of the evaluation dataset and the sampling settings: the same for comparable results."""
-        return json.dumps([self.record["set"]["hash"], sampling_settings(self.record)], sort_keys=True)
-
-    @cached_property
-    def group(self) -> Hashable:
-        """Key of comparable rows. The reference of an asked part depends only on the mode, so it is not in the key."""
-        features, whole = self.content["features"] or {}, self.content["scored"] == WHOLE
-        reference = self.content["reference"]["hash"] if whole else None
-        trained = None if self.run is None else (self.run.results["corpus_hash"], self.run.budget)
-        scores = self.content["scored"], features.get("hash"), reference
-        return self.size, self.r_max, scores, self.sampling_key, trained
-
-    @cached_property
-    def identity(self) -> Hashable:
-        """Key of a row: the same for results that differ only in the seed of training."""
-        model = self.record["model"] if self.run is None else identity(self.run)
-        adapter = self.record.get("adapter") if self.run is None else None
-        return self.record["method"], tuple(options_of(self.record)), adapter, model
-
-    @property
-    def seed(self) -> Hashable:
-        """Seed of training."""
-        return None if self.run is None else self.run.seed
-
-    @property
-    def judge(self) -> str | None:
-        """Name of the judge."""
-        return None if self.content["judge"] is None else str(self.content["judge"]["model"])
-
-    @property
-    def generation_key(self) -> Hashable:
-        """Key of the scored file of generations, wherever it is stored."""
-        return self.content["hash"], self.record["mode"], self.identity, self.seed
-
-
-def sampling_settings(record: Mapping[str, Any]) -> list[Any]:
-    """Return the number of samples per text and the sampling settings, without the seed."""
-    return [
-        record.get("samples"),
-        {key: value for key, value in (record.get("sampling") or {}).items() if key != "seed"},
-    ]
-
-
-def find_results(folders: Sequence[Path], runs: Sequence[Run]) -> tuple[list[Generations], list[Scored], list[str]]:
-    """Find all generations and results in these folders and their subfolders, each once.
-
-    Returns:
-        The generations, the results, and notes on what is left out.
-    """
-    generated: dict[Path, Generations] = {}
-    scored: dict[Hashable, Scored] = {}
-    notes = []
-    for folder in folders:
-        for path in sorted(folder.rglob("*.jsonl")):
-            if record_of(path) is not None:
-                generated.setdefault(path.resolve(), Generations.open(path))
-        for path in sorted(folder.rglob(f"*{ENDING}")):
-            result = read_result(path, runs)
-            generation = generated.get((path.parent / f"{result.content['name']}.jsonl").resolve())
-            if generation is not None and generation.hash != result.content["hash"]:
-                notes.append(
-                    f"{path} scores an earlier {generation.path.name}: left out. Score it again with acgpt mauve."
-                )
-                continue
-            existing = scored.setdefault((result.generation_key, result.group, result.judge), result)
-            if key_scores(existing) != key_scores(result):
-                notes.append(
-                    f"{path} is left out: {existing.path} scores the same texts in the same way, with another result. "
-                    "Delete one of them."
-                )
-    hashes = {generation.hash for generation in generated.values()}
-    if generated and (
-        unmatched := [str(result.path) for result in scored.values() if result.content["hash"] not in hashes]
-    ):
-        notes.append(
-            f"{PAGE} lacks the texts of {join_names(unmatched)}: "
-            "their .jsonl files are in none of the folders. Name their folders too."
-        )
-    return list(generated.values()), list(scored.values()), notes
-
-
-def key_scores(scored: Scored) -> list[float | None]:
-    """Return the scores that tell two results apart."""
-    scores = (scored.content["mauve"], scored.content["judge"])
-    return [None if score is None else score[key] for score, key in zip(scores, ("mean", "perplexity"), strict=True)]
-
-
-def read_result(path: Path, runs: Sequence[Run]) -> Scored:
-    """Read and check a result of `acgpt mauve`."""
-    content = read_json(path)
-    try:
-        for part, keys in NEEDED.items():
-            if missing := [key for key in keys if key not in (content[part] if part else content)]:
-                raise ValueError(f"it lacks {', '.join(missing)}")
-        scored = Scored(path, content, run_of(content["record"], path, runs))
-        hash((scored.group, scored.identity, scored.judge, scored.texts))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{path} is not a result of acgpt mauve ({error!r}): score it again or leave it out."
-        ) from error
-    return scored
-
-
-def run_of(record: Mapping[str, Any], path: Path, runs: Sequence[Run]) -> Run | None:
-    """Return the run whose folder contains the result, or else the model."""
-    model = Path(str(record.get("adapter") or record["model"]))
-    for location in (path.resolve(), *([model.resolve()] if model.parts else [])):
-        for run in runs:
-            if run.folder.resolve() in location.parents:
-                return run
-    return None
-
-
-# ---- tables ---------------------------------------------------------------------------------------------------------
-
-
 def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
     """Build the part on generation; `None` if the folders have nothing for it."""
     generated, scored, notes = find_results(folders, runs)
@@ -299,14 +119,14 @@ def column_of(generated: Generations, run: Run | None) -> SampleColumn:
     record, model = generated.record, str(generated.record["model"])
     size = "" if run is None else run.size or Path(run.base).name
     description = [size_title(size)] * bool(size) + [f"r_max {record.get('r_max')}", model if run is None else run.name]
-    identity = [options_of(record), sampling_settings(record), model if run is None else variant(run)]
+    key = [options_of(record), sampling_settings(record), model if run is None else variant(run)]
     return SampleColumn(
         generated,
         method_name(record),
         ", ".join(description),
         method_order(str(record["method"])),
         0 if run is None else run.seed,
-        json.dumps(identity, sort_keys=True),
+        json.dumps(key, sort_keys=True),
     )
 
 

@@ -25,6 +25,7 @@ from acgpt.report.tables import grouped, known_first
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+PAGE = "samples.html"
 TEXTS = 3  # number of texts on the page
 UNKNOWN, END = "▢", "¶\n"
 LONG, EDGE = 600, 200  # characters: a longer run of given text is folded except for its edges

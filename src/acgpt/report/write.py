@@ -32,6 +32,7 @@ from acgpt.report.page import template
 from acgpt.report.part import Part
 from acgpt.report.pictures import render_figure
 from acgpt.report.runs import Run, find_runs, measurements, read_runs
+from acgpt.report.scores import ENDING
 from acgpt.training.run_folder import CONFIG, RESULTS, commit
 from acgpt.version import __version__
 
@@ -134,7 +135,7 @@ def write_report(report: Report, output: Path) -> Report:
 def only_generations(folder: Path) -> bool:
     """Return whether a folder has generations, or scores of them, but no run."""
     runs = (folder / CONFIG).exists() or (folder / RESULTS).exists() or any(folder.glob(f"*/{CONFIG}"))
-    return not runs and (any(map(record_of, folder.rglob("*.jsonl"))) or any(folder.rglob(f"*{generation.ENDING}")))
+    return not runs and (any(map(record_of, folder.rglob("*.jsonl"))) or any(folder.rglob(f"*{ENDING}")))
 
 
 def check_output(output: Path) -> None:
