@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -88,9 +88,12 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1) -> tupl
     return figure, list(axes.flat)
 
 
-def legend_columns(names: Iterable[str]) -> int:
-    """Return the number of columns of a legend, so that it fits below a figure of ten inches: at most four."""
-    return max(1, min(4, LEGEND_WIDTH // max((len(name) for name in names), default=1)))
+def add_legend(figure: Figure, handles: Mapping[str, Any], size: int = 8) -> None:
+    """Add a legend below a figure, with as many columns as fit below ten inches: at most four."""
+    columns = max(1, min(4, LEGEND_WIDTH // max(map(len, handles), default=1)))
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=size
+    )
 
 
 def sweep(curves: Sequence[tuple[str, bool, Sequence[tuple[Any, Any]]]]) -> Figure:
@@ -142,9 +145,7 @@ def methods(panels: Sequence[Panel], colours: Mapping[str, str]) -> Figure:
         ax.set_xticks(range(len(MODES)), [mode.title for mode in MODES.values()], fontsize=8)
         scale_y_axis(ax, [mean.mean for *_, modes in panel.rows for mean in modes.values() if mean is not None])
         ax.spines[["top", "right"]].set_visible(False)
-    handles = [Patch(**style, label=name) for name, style in styles.items()]
-    columns = legend_columns(styles)
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+    add_legend(figure, {name: Patch(**style) for name, style in styles.items()})
     return figure
 
 
@@ -196,9 +197,7 @@ def with_and_without(panels: Sequence[Panel]) -> Figure:
         ax.spines[["top", "right"]].set_visible(False)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
-    legend = {"with the future": WITH_FUTURE, "without it": WITHOUT_FUTURE}
-    handles = [Patch(color=colour, label=name) for name, colour in legend.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    add_legend(figure, {"with the future": Patch(color=WITH_FUTURE), "without it": Patch(color=WITHOUT_FUTURE)}, size=9)
     return figure
 
 
@@ -227,8 +226,5 @@ def ranges(sizes: Sequence[tuple[str, Sequence[Curve]]], colours: Mapping[str, s
             ax.set_title(f"{title}: {MODES[mode].title.lower()}", fontsize=10)
             ax.set_xlabel("r_max")
             ax.grid(alpha=0.3)
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=legend_columns(handles), fontsize=8,
-        frameon=False
-    )  # fmt: skip
+    add_legend(figure, handles)
     return figure
