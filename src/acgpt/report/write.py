@@ -117,12 +117,11 @@ def write_report(report: Report, output: Path) -> Report:
     files: dict[str, bytes] = {}
     for part in parts:
         files |= table_files(part) | {name: make().encode() for name, (_, make) in part.pages.items()}
-        if find_spec("matplotlib") is not None:
-            for stem, draw in part.pictures.items():
-                files |= {
-                    f"{part.name}/{stem}.{extension}": content for extension, content in render_figure(draw).items()
-                }
-    if find_spec("matplotlib") is None and any(part.pictures for part in parts):
+    drawings = {f"{part.name}/{stem}": draw for part in parts for stem, draw in part.pictures.items()}
+    if find_spec("matplotlib") is not None:
+        for path, draw in drawings.items():
+            files |= {f"{path}.{extension}": content for extension, content in render_figure(draw).items()}
+    elif drawings:
         notes.append(NO_PICTURES)
     page = template("report.html").render(parts=parts, runs=report.runs, notes=notes, files=files, version=__version__)
     files[PAGE] = page.encode()
