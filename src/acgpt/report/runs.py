@@ -255,7 +255,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
         InputError: A folder is no finished run, has no evaluation, or cannot be read.
     """
     as_named = {folder.resolve(): folder for folder in reversed(folders)}
-    paths = [path for path in dict.fromkeys(folder.resolve() for folder in folders)]
+    paths = list(dict.fromkeys(folder.resolve() for folder in folders))
     return [read_run(as_named[path], name) for path, name in zip(paths, short_names(paths), strict=True)]
 
 
@@ -287,16 +287,7 @@ def read_run(folder: Path, name: str) -> Run:
     try:
         run = Run(name, folder, results, *evaluations_of(folder, results))
         # Read everything that a report needs, so that a missing value is reported here.
-        (
-            run.budget,
-            run.r_max,
-            run.mix,
-            run.corpus,
-            run.adapter,
-            run.size,
-            run.seed,
-            results["corpus_hash"],
-        )
+        run.budget, run.r_max, run.mix, run.corpus, run.adapter, run.size, run.seed, results["corpus_hash"]
     except InputError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -391,12 +382,8 @@ def backbones(runs: Sequence[Run]) -> dict[str, str]:
 def command_for(evaluation: RunEvaluation) -> str:
     """Return the command that evaluates another run on the same dataset; model and corpus are left open."""
     dataset = evaluation.dataset
-    options = (
-        {"split": evaluation.split}
-        | {key: dataset.get(key) for key in ("r_max", "length")}
-        | {"limit": dataset.get("texts")}
-    )
-    arguments = [f"--{key.replace('_', '-')} {value}" for key, value in options.items()]
+    r_max, length, texts = (dataset.get(key) for key in ("r_max", "length", "texts"))
+    arguments = [f"--split {evaluation.split} --r-max {r_max} --length {length} --limit {texts}"]
     conditioning = dataset.get("conditioning")
     if conditioning and Conditioning.from_dict(conditioning) != distributions(float(dataset["r_max"]))["training"]:
         arguments.append(f"--conditioning '{json.dumps(conditioning)}'")
