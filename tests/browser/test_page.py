@@ -942,6 +942,25 @@ def test_the_keyboard_is_enough_and_the_focus_follows_the_page(page):
     expect(page.locator("#help-dialog")).to_be_hidden()
 
 
+def test_states_are_announced_in_browsers_that_have_no_aria_properties(page):
+    names = "Object.getOwnPropertyNames(Element.prototype).filter((name) => name.startsWith('aria'))"
+    page.add_init_script(f"for (const name of {names}) delete Element.prototype[name]")
+    page.reload()
+    write(page, "The cat sat.")
+    page.keyboard.press("Alt+s")
+    idle(page)
+    expect(page.locator("#tab-surprise")).to_have_attribute("aria-selected", "true")
+    expect(page.locator("#tab-fill")).to_have_attribute("aria-selected", "false")
+    expect(page.locator("#surprise .column")).to_have_count(2)
+    for column in page.locator("#surprise .column").all():
+        expect(column.locator(".token[aria-selected=true]")).to_have_count(1)
+        expect(column.locator(".token").first).to_have_attribute("aria-label", re.compile("bits"))
+    page.keyboard.press("Alt+p")
+    idle(page)
+    expect(page.locator("#compare")).to_have_attribute("aria-checked", "false")
+    expect(page.locator("#surprise .column")).to_have_count(1)
+
+
 KEYBOARDS = {  # the places of the keys Z and Y, and the characters that they type
     "QWERTY": {"undo": ("z", "KeyZ"), "redo": ("y", "KeyY")},
     "QWERTZ": {"undo": ("z", "KeyY"), "redo": ("y", "KeyZ")},

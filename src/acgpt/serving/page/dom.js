@@ -26,3 +26,9 @@ function make(create, tag, rest) {
 export function show(element, ...children) {
   element.replaceChildren(...children.flat(Infinity).filter(Boolean));
 }
+
+/** Select a tab or an option, or deselect it; the Tab key stops only at the selected one. */
+export function setSelected(element, selected) {
+  element.setAttribute("aria-selected", selected); // Firefox before 119 has no ariaSelected
+  element.tabIndex = selected ? 0 : -1;
+}

@@ -2,7 +2,7 @@
 
 import { Away, describeModel, post, sleep } from "./api.js";
 import { curl, python, toClipboard } from "./copy.js";
-import { $, h, show } from "./dom.js";
+import { $, h, setSelected, show } from "./dom.js";
 import * as editor from "./editor.js";
 import { example, inView, NAMES } from "./examples.js";
 import * as fill from "./fill.js";
@@ -21,7 +21,7 @@ const initial = state.read() ?? { text: null, view: null, compare: true, inputs:
 let view = VIEWS[initial.view] ? initial.view : "fill";
 let job = null; // the AbortController of what runs
 const shown = {}; // the text that each view shows
-const compares = () => $("compare").ariaChecked === "true";
+const compares = () => $("compare").getAttribute("aria-checked") === "true";
 
 // ---- what runs ------------------------------------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ async function run(task = VIEWS[view].run) {
   const timer = setInterval(tick, 1000);
   $("progress").textContent = "…";
   $("stop").hidden = false;
-  panel.ariaBusy = true;
+  panel.setAttribute("aria-busy", true);
   hideNotice();
   try {
     if (!parts) await post("v1/query", { template: text }, own.signal); // malformed: the server says what is wrong
@@ -53,7 +53,7 @@ async function run(task = VIEWS[view].run) {
     if (!own.signal.aborted) fail(error, task);
   } finally {
     clearInterval(timer);
-    panel.ariaBusy = null;
+    panel.removeAttribute("aria-busy");
     if (job === own) stop();
   }
 }
@@ -123,7 +123,7 @@ function current() {
 const remember = () => state.write(current());
 
 function restoreControls({ compare, inputs }) {
-  $("compare").ariaChecked = compare;
+  $("compare").setAttribute("aria-checked", compare);
   for (const [name, input] of Object.entries(INPUTS)) input.value = inputs[name] ?? input.defaultValue;
 }
 
@@ -134,7 +134,7 @@ function open(name) {
   view = name;
   for (const other of Object.keys(VIEWS)) {
     $(other).hidden = other !== name;
-    Object.assign($(`tab-${other}`), { ariaSelected: other === name, tabIndex: other === name ? 0 : -1 });
+    setSelected($(`tab-${other}`), other === name);
   }
   $("run-label").textContent = VIEWS[name].label;
   const text = inView(editor.text(), name);
@@ -168,7 +168,7 @@ function textChanged(text) {
 }
 
 function toggleCompare() {
-  $("compare").ariaChecked = !compares();
+  $("compare").setAttribute("aria-checked", !compares());
   remember();
   if (shown[view] === editor.text()) run();
 }

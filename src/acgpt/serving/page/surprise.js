@@ -5,7 +5,7 @@
 
 import { describeModel, post } from "./api.js";
 import { literal } from "./copy.js";
-import { $, h, show } from "./dom.js";
+import { $, h, setSelected, show } from "./dom.js";
 import { column, inWords, kindsShown, legend, measure, percent, probabilityOf, visible } from "./parts.js";
 import { escapeSlot, isSlot, plain } from "./template.js";
 
@@ -116,9 +116,9 @@ function colour({ tokens, spans, total }, scored) {
       .map(({ text, id, log_prob }) => `${visible(text, id)} ${percent(probabilityOf(log_prob))}`);
     tokens[index] = { ...token, bits };
     spans[index].classList.add(`heat-${step}`);
-    spans[index].ariaLabel =
-      `${visible(token.text, token.id)}: ${inBits(bits)}, ${STEPS[step].name}` +
-      (expected.length ? `; expected ${expected.join(", ")}` : "");
+    const surprise = `${visible(token.text, token.id)}: ${inBits(bits)}, ${STEPS[step].name}`;
+    const instead = expected.length ? `; expected ${expected.join(", ")}` : "";
+    spans[index].setAttribute("aria-label", surprise + instead);
   }
   const known = tokens.filter(Boolean);
   const sum = known.reduce((sum, { bits }) => sum + bits, 0);
@@ -126,10 +126,9 @@ function colour({ tokens, spans, total }, scored) {
 }
 
 function select(index) {
-  const mark = (span, marked) => span && Object.assign(span, { ariaSelected: marked, tabIndex: marked ? 0 : -1 });
   for (const { spans } of Object.values(maps)) {
-    mark(spans[selected], false);
-    mark(spans[index], true);
+    if (spans[selected]) setSelected(spans[selected], false);
+    if (spans[index]) setSelected(spans[index], true);
   }
   selected = index;
   detail();
