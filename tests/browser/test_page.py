@@ -770,6 +770,17 @@ def test_a_server_that_dies_in_the_middle_is_asked_again(page, address):
     assert page.locator(".column.future .token:not([class*=heat-])").count() == 0
 
 
+@pytest.mark.parametrize("body", ["", 'data: {"text": "cat", "slot": 0, "fill": null}\n\ndata: {"te'])
+def test_a_stream_without_its_last_event_is_asked_again(page, body):
+    page.route("**/v1/fill", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    write(page, "The {{_1}} mat.")
+    page.locator("#run").click()
+    expect(page.locator("#notice")).to_contain_text("The server has stopped answering. Your text is kept")
+    page.unroute("**/v1/fill")
+    expect(page.locator("#fill .column.past li").first).to_be_visible()
+    expect(page.locator("#notice")).to_be_hidden()
+
+
 def refuse(page, status, code=None):
     """Let the server answer fills with an error; with a page of a proxy, if there is no code. Return the requests."""
     asked = []

@@ -6,7 +6,7 @@
 // All fills of a column have as many tokens as the best one, so that their probabilities can be compared. They are
 // listed by these probabilities.
 
-import { post, stream } from "./api.js";
+import { Away, post, stream } from "./api.js";
 import { $, h, show } from "./dom.js";
 import { accept } from "./editor.js";
 import { alternative, column as section, hint, inWords, kindsShown, measure, percent, probabilityOf } from "./parts.js";
@@ -116,6 +116,7 @@ async function fillOne(target, body, signal) {
     target.gaps[piece.slot]?.append(piece.text);
     fill = piece.fill ?? fill;
   }
+  if (!fill) throw new Away("The server has stopped answering."); // a proxy may end a broken stream cleanly
   preview(target, fill);
   return fill;
 }
