@@ -10,11 +10,14 @@ from dataclasses import replace
 
 import pytest
 from fuzz import examples
+from models import tiny_model, tiny_tokenizer
+from runs import SPECIAL
 from servers import local_client, until
 from tolerance import exactly, same_scores
 
+from acgpt import LanguageModel, Metadata
 from acgpt.engine.decoding import Decoding
-from acgpt.engine.modules import blocks_of
+from acgpt.engine.modules import blocks_of, turn
 from acgpt.models.ask import Fill, FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk
 from acgpt.models.executor import Executor, Scores
 from acgpt.serving.app import create_app
@@ -85,6 +88,22 @@ def test_many_mixed_searches_at_a_time_get_what_each_gets_alone(lm, scheduler):
     assert scheduler.active_rows == 0 and bool(scheduler.pools) == scheduler.keep_pools
     assert scheduler.counts.jobs == len(questions) and scheduler.counts.failed == 0
     assert scheduler.counts.steps < scheduler.counts.drawn / 3  # they did share steps
+
+
+def test_what_is_drawn_whole_is_drawn_for_one_request_at_a_time(started):
+    lm = LanguageModel(
+        tiny_model("gpt_neox", vocabulary=340), tiny_tokenizer(**SPECIAL), metadata=Metadata("mlm", mask_token_id=2)
+    )
+    scheduler, ended = started(lm), []
+    with turn(lm.model):  # until all wait
+        jobs = [scheduler.submit(lm.searches.of(SampleAsk("The {{_8}} sat.", 4, seed=seed % 2))) for seed in range(6)]
+        jobs.append(scheduler.submit(lm.searches.of(ScoreAsk("The {{cat}} sat."))))
+        for number, job in enumerate(jobs):
+            job.future.add_done_callback(lambda _, number=number: ended.append(number))
+    for job in jobs:
+        job.future.result(60)
+    until(lambda: len(ended) == len(jobs))
+    assert ended.index(6) <= 2  # the score: one request is computed when it arrives, and one more comes before it
 
 
 def broken_search(lm, *, by):

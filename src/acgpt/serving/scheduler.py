@@ -425,16 +425,27 @@ class Scheduler:
             self._answered(task, task.row)
 
     def _answer(self) -> None:
-        """Answer the queries that have waited longest, as many as there is room for; one pass for each group."""
+        """Answer some of the queries that wait: of each kind those that have waited longest, in one pass."""
+        oldest: dict[type[object], Task] = {}
+        for task in self.queries:
+            oldest.setdefault(type(task.request), task)
+        for task in oldest.values():
+            self._answer_like(task)
+
+    def _answer_like(self, first: Task) -> None:
+        """Answer the queries of one group that wait, as many as there is room for; whole samples of one job alone."""
         room = self.slice if self.active_rows or self.waiting else self.executor.engine.budget
+        group, owner = first.group, first.owner if isinstance(first.request, Samples) else None
         chosen: list[Task] = []
-        while self.queries and (not chosen or self.queries[0].slots <= room):
-            chosen.append(self.queries.popleft())
-            room -= chosen[-1].slots
-        for tasks in grouped(chosen, attrgetter("group")):
-            for task, answer in self._passed(tasks, self.executor.answers):
-                self.counts.scored += len(answer) if isinstance(task.request, Scores) else 0
-                self._answered(task, answer)
+        for task in self.queries:
+            if task.group == group and owner in (None, task.owner) and (not chosen or task.slots <= room):
+                chosen.append(task)
+                room -= task.slots
+        taken = set(map(id, chosen))
+        self.queries = deque(task for task in self.queries if id(task) not in taken)
+        for task, answer in self._passed(chosen, self.executor.answers):
+            self.counts.scored += len(answer) if isinstance(task.request, Scores) else 0
+            self._answered(task, answer)
 
     def _passed(
         self, tasks: Sequence[AnyTask], run: Callable[[Sequence[AnyTask]], Sequence[Any]]
