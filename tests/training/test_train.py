@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import sys
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import Mock, call
@@ -350,6 +351,7 @@ def test_the_recipe_decides_precision_and_accumulation_not_the_launcher(precisio
     recipe = make({"steps": 1000, "device": "cpu", "precision": precision, "output": str(tmp_path)}, "x")
     accelerator = accelerator_for(settle(recipe, 1000), ["GPTNeoXLayer"])
     assert accelerator.gradient_accumulation_steps == 1
+    assert accelerator.init_handler.timeout >= timedelta(minutes=30)  # in which a process may write a checkpoint
     assert accelerator.mixed_precision == {"fp32": "no", "bf16": "bf16"}[precision]
 
 
@@ -362,6 +364,15 @@ def test_a_run_that_diverges_says_so_and_saves_nothing_broken(corpus, tmp_path):
     for checkpoint in (tmp_path / "run" / "checkpoints").glob("checkpoint-*"):
         assert all(weight.isfinite().all() for weight in load_file(checkpoint / "model.safetensors").values())
     assert not (tmp_path / "run" / "results.json").exists()
+
+
+def test_a_run_that_failed_is_unlocked_though_its_error_is_kept(corpus, tmp_path):
+    recipe = recipe_of(corpus, tmp_path / "run", lr=1e30, clip=0, warmup=0, workers=1)
+    with pytest.raises(InputError, match="training has diverged") as kept:
+        train(recipe, quiet=True)
+    with pytest.raises(InputError, match="training has diverged"):  # not: another process is training
+        train(recipe, resume=True, quiet=True)
+    assert kept.value.__traceback__ is not None
 
 
 def test_unknown_tokens_need_a_corpus_with_a_mask_token(tmp_path):

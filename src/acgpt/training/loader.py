@@ -21,7 +21,7 @@ PREFETCH = 4  # batches that a worker prepares in advance
 
 @contextmanager
 def loading(batches: Batches, numbers: Sequence[int], workers: int, *, pinned: bool) -> Iterator[Iterator[Batch]]:
-    """Yield an iterator of batches; the workers end with the context.
+    """Yield an iterator of batches. After the context its workers end silently, once it is deleted.
 
     Args:
         batches: The batches of the run.

@@ -107,6 +107,7 @@ class Loop:
         self.work, self.peak_flops = Work.of(self.state.network), matmul_rate(accelerator.device)
         self.cuda = accelerator.device.type == "cuda"
         self.loss = torch.zeros((), device=accelerator.device)  # sum of the steps since the last row
+        self.loaded: Iterator[Batch] = iter(())  # those of this process, in their order
         self.log, self.watch = Log(self.folder / LOG, write=self.state.main), Watch()
         self.bar = ProgressLine(quiet or not self.state.main, method.bound)
         self.board: Any = None  # TensorBoard's writer, where TensorBoard is installed
@@ -122,16 +123,19 @@ class Loop:
         self.bar.start(self.step, self.plan.steps)
         first = self.step * self.plan.parts + self.accelerator.process_index
         numbers = range(first, len(self.batches), self.plan.processes)
-        with loading(self.batches, numbers, self.recipe.workers, pinned=self.cuda) as loaded:
-            self.watch = Watch()
-            while self.step < self.plan.steps and not self.stopped:
-                self.take_step(loaded)
+        try:
+            with loading(self.batches, numbers, self.recipe.workers, pinned=self.cuda) as self.loaded:
+                self.watch = Watch()
+                while self.step < self.plan.steps and not self.stopped:
+                    self.take_step()
+        finally:
+            self.loaded = iter(())  # ends the workers, which hold the lock of the folder, though an error may be kept
 
-    def take_step(self, loaded: Iterator[Batch]) -> None:
+    def take_step(self) -> None:
         """Take one step, and do what is due after it."""
         start = time.perf_counter()
         device = self.accelerator.device
-        batches = [batch.to(device, non_blocking=self.cuda) for batch in islice(loaded, self.plan.accumulation)]
+        batches = [batch.to(device, non_blocking=self.cuda) for batch in islice(self.loaded, self.plan.accumulation)]
         self.watch.waited += time.perf_counter() - start
         norm = self.learn(batches)
         self.step += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from accelerate import Accelerator
@@ -18,11 +19,14 @@ from accelerate.utils import (
     DistributedType,
     FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
 )
 
 from acgpt.errors import InputError
 from acgpt.training.learner import choose_attention
 from acgpt.training.recipe import MUON_AND_FSDP, Recipe
+
+PATIENCE = timedelta(hours=1)  # of a process for the others, one of which may write a checkpoint of many gigabytes
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,9 @@ def accelerator_for(plan: Plan, layers: Iterable[str]) -> Accelerator:
     accelerator = Accelerator(
         mixed_precision=precision, cpu=plan.device == "cpu", fsdp_plugin=sharding,
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),  # the loop divides by a step's tokens
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=False)],
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(find_unused_parameters=False), InitProcessGroupKwargs(timeout=PATIENCE)
+        ],
     )  # fmt: skip
     state = accelerator.state
     if plan.fsdp and state.distributed_type != DistributedType.FSDP:  # on CPUs: torch supports it, Accelerate does not

@@ -129,13 +129,16 @@ class State:
             state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
             numbers = checkpoint / self.random_file  # missing if there were fewer processes
             random_numbers = torch.load(numbers, weights_only=True) if numbers.exists() else None
-            self.load_weights(self.product.read(checkpoint))
-        except (pickle.UnpicklingError, SafetensorError) as error:
-            message = str(error).partition("\n")[0]
+            weights = self.product.read(checkpoint)
+            if set(weights) != self.product.kept:
+                raise SafetensorError("its weights are not those of this network.")
+        except (pickle.UnpicklingError, SafetensorError, OSError, EOFError, RuntimeError, ValueError) as error:
+            message = str(error).partition("\n")[0] or "a file is cut off"
             raise InputError(
-                f"{checkpoint} is damaged, or not a checkpoint of acgpt: {message} Delete it, and resume from the "
-                "previous one."
+                f"{checkpoint} is damaged, or not a checkpoint of acgpt: {message.rstrip('.')}. Delete it, and resume "
+                "from the previous one."
             ) from error
+        self.load_weights(weights)
         if self.sharded:
             set_optimizer_state_dict(self.model, self.optimizer, state, options=WHOLE)
         else:
