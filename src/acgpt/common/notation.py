@@ -9,7 +9,7 @@ import yaml
 
 from acgpt.errors import InputError
 
-FLOAT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")  # 5e-4, which YAML 1.1 takes for text
+FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")  # 5e-4 and 1.5e0: text for YAML 1.1
 
 
 class Loader(yaml.SafeLoader):
@@ -25,7 +25,7 @@ class Loader(yaml.SafeLoader):
         return mapping
 
 
-Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+0123456789"))
+Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
 
 
 def read_notation(text: str, what: str) -> Any:

@@ -202,7 +202,7 @@ def converted(value: Any, kind: Any, allowed: Range) -> Any:
     if kind is str:
         return str(value) if isinstance(value, str | PurePath) else REFUSED
     if kind is Path:
-        return value if isinstance(value, str | PathLike) else REFUSED
+        return Path(value) if isinstance(value, str | PathLike) else REFUSED
     if kind is NoneType:
         return None if value is None else REFUSED
     return REFUSED if origin is Mapping and not isinstance(value, Mapping) else value
