@@ -299,7 +299,6 @@ def test_an_experiment_goes_on_with_the_commands_that_have_no_result(corpus, tmp
     content["after the stop"] = states(file)
     script.write_text(STAND_IN)
     monkeypatch.setattr(runner, "PROGRAM", (sys.executable, str(script)))
-    monkeypatch.setattr(runner, "SUPPORTED", False)  # no server of commands
     content["in the end"] = {name: state.state for name, state in run_experiment(file).items()}
     names = [path for path in sorted(out.rglob("*.txt")) if path.is_file()]
     lines = [

@@ -296,19 +296,22 @@ class SearchOptions(DrawingOptions):
 # ---- questions ------------------------------------------------------------------------------------------------------
 
 
-def question(help: str) -> dict[str, Any]:
-    """Return the metadata of the field of a question."""
-    return {"help": help, "python": ""}
+def question(help: str, python: str = "") -> dict[str, Any]:
+    """Return the metadata of the field of a question that is not checked by its type."""
+    return {"help": help, "python": python}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask(ReadingOptions):
     """A question to a model, or several with the same settings."""
 
-    adapter: Choice = option(
-        'Name of a loaded adapter, or "none" for the model alone. Default: the active adapter, or the one that is '
-        "chosen for each query.",
-        python="`False` is the model alone, too.",
+    adapter: Choice = field(  # checked by the router, which can name those that are loaded
+        default=None,
+        metadata=question(
+            'Name of a loaded adapter, or "none" for the model alone. Default: the active adapter, or the one that is '
+            "chosen for each query.",
+            python="`False` is the model alone, too.",
+        ),
     )
 
     name: ClassVar[str]  # of the method of `LanguageModel` and of the route
