@@ -37,7 +37,7 @@ from common import Parser, print_record
 
 import acgpt
 from acgpt.models.ask import SampleAsk, ScoreAsk, StreamAsk
-from acgpt.serving.scheduler import Scheduler
+from acgpt.models.scheduler import Scheduler
 from acgpt.serving.warm_up import warm_up
 
 SUBJECTS = ["cat", "teacher", "old captain", "train", "committee", "river", "second engine", "garden", "painter"]

@@ -5,7 +5,14 @@ writes are an `OutputError`, and what a server cannot answer a `ServerError`; ex
 wrong, where, and what to do.
 """
 
+import json
+import logging
+import traceback
 from operator import index
+
+LOG = logging.getLogger("acgpt.serving")
+INNERMOST = 12  # calls of an unexpected error that are logged
+BROKEN = "the server cannot answer any more: restart it."
 
 # Control characters by visible symbols, one for one. Printed unchanged they could control the terminal.
 CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"} | dict.fromkeys(range(128, 160), "\ufffd")
@@ -41,6 +48,22 @@ class ServerError(OSError):
     def __init__(self, message: str, status: int | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status, self.code = status, code
+
+
+class Refused(Exception):
+    """A search that a scheduler has not accepted."""
+
+
+class QueueFull(Refused):
+    """Too many searches are waiting."""
+
+
+class Draining(Refused):
+    """The scheduler is being closed, and accepts nothing more."""
+
+
+class Broken(Refused):
+    """The thread of the scheduler has ended with an error."""
 
 
 class TemplateError(InputError):
@@ -113,3 +136,10 @@ def point_at(text: str, at: int, width: int = 72) -> str:
     lead = "…" if start else ""
     trail = "…" if start + width < len(text) else ""
     return f"  {lead}{excerpt}{trail}\n  {' ' * (len(lead) + at - start)}^"
+
+
+def log_failure(error: BaseException) -> None:
+    """Log an unexpected error of the server: its class, and the calls that led to it; messages may quote a text."""
+    frames = traceback.extract_tb(error.__traceback__)[-INNERMOST:]
+    calls = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+    LOG.error(json.dumps({"failure": type(error).__name__, "calls": calls}))

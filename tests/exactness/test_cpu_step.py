@@ -23,9 +23,9 @@ from acgpt.engine.prefixes import Prefixes
 from acgpt.engine.small_weights import BLOCK, Int4, Int8, LowRank
 from acgpt.engine.stand_in import linear_layers
 from acgpt.models.ask import SampleAsk
+from acgpt.models.scheduler import Scheduler
 from acgpt.query.query import Query
 from acgpt.query.sampling import Sampling
-from acgpt.serving.scheduler import Scheduler
 
 VOCABULARY = 160
 NATS = 0.15  # by which a log-probability of these toys may differ, over all tokens; a wrong one differs by 1 or more

@@ -11,8 +11,8 @@ from acgpt import LanguageModel, Metadata, Query, QueryError
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.models.executor import Top
+from acgpt.models.scheduler import Scheduler
 from acgpt.query.sampling import Sampling
-from acgpt.serving.scheduler import Scheduler
 
 START = 7
 

@@ -8,8 +8,8 @@ import pytest
 from runs import Command
 from servers import local_client, service_of, tiny_lm, until
 
+from acgpt.models.scheduler import Scheduler
 from acgpt.serving.app import create_app
-from acgpt.serving.scheduler import Scheduler
 
 
 @pytest.fixture(scope="session")

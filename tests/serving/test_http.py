@@ -19,9 +19,9 @@ from servers import MASK, running, service_of, tiny_lm, until
 from acgpt import LanguageModel, Metadata
 from acgpt.engine.modules import turn
 from acgpt.models.ask import StreamAsk
+from acgpt.models.scheduler import Scheduler
 from acgpt.serving.app import create_app
 from acgpt.serving.errors import TimeExceeded
-from acgpt.serving.scheduler import Scheduler
 from acgpt.serving.server import Gate, Server
 
 LONG = {"query": "The {{_500}}", "temperature": 1.0, "seed": 1}

@@ -18,11 +18,11 @@ from tolerance import exactly, same_scores
 from acgpt import LanguageModel, Metadata
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.modules import blocks_of, turn
+from acgpt.errors import Broken, Draining, QueueFull
 from acgpt.models.ask import Fill, FillAsk, LengthsAsk, RankAsk, SampleAsk, ScoreAsk
 from acgpt.models.executor import Executor, Scores
+from acgpt.models.scheduler import Scheduler
 from acgpt.serving.app import create_app
-from acgpt.serving.errors import Broken, Draining, QueueFull
-from acgpt.serving.scheduler import Scheduler
 from acgpt.serving.service import Service
 
 WORDS = ["cat", "dog", "bird", "mat", "the", "sat", "on", "a"]

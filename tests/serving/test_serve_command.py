@@ -80,7 +80,7 @@ def compute_for_long(_):
 
         return round_
 
-    replace("acgpt.serving.scheduler:Scheduler._round", computing)
+    replace("acgpt.models.scheduler:Scheduler._round", computing)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

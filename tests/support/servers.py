@@ -15,9 +15,9 @@ from models import tiny_model, tiny_tokenizer
 
 from acgpt import LanguageModel, Metadata
 from acgpt.engine.length_head import FILE, LengthHead
+from acgpt.models.scheduler import Scheduler
 from acgpt.serving.app import create_app
 from acgpt.serving.options import LimitOptions
-from acgpt.serving.scheduler import Scheduler
 from acgpt.serving.server import settings as server_settings
 from acgpt.serving.service import Service
 

@@ -8,7 +8,7 @@ has one adapter, and the same options. Rows of one route are decoded together, i
 locked, see `engine.modules`.
 
 Two policies run searches with these parts: `Executor` runs those of one call to their ends, all in step;
-`serving.scheduler` runs those of many clients, as they come.
+`models.scheduler` runs those of many clients, as they come.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every question that a `LanguageModel` answers, as a search: a generator that yields requests and returns the answer.
 
     lm.fill(…)          one search, run to its end by `executor.Executor`
-    acgpt serve         many searches at a time, whose requests are answered together (`serving.scheduler`)
+    acgpt serve         many searches at a time, whose requests are answered together (`models.scheduler`)
 
 Each method of `Searches` belongs to the method of `LanguageModel` with the same name. It reads the question at once, so
 that malformed input is refused before anything is run, and returns the search.

@@ -13,10 +13,9 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from acgpt.errors import InputError, reason
+from acgpt.errors import BROKEN, InputError, reason
 from acgpt.serving import llama_cpp, mistral, native, openai, page, page_routes
 from acgpt.serving.errors import (
-    BROKEN,
     INVALID,
     KINDS,
     body_of,

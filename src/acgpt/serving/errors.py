@@ -1,19 +1,14 @@
-"""Errors of the server: the status and the body of every one, the same for all routes; and the log.
+"""Errors of the server: the status and the body of every one, the same for all routes.
 
     {"error": {"message": "…", "type": "invalid_request_error", "param": null, "code": "too_long"}}
 
 This is the shape that clients of OpenAI's and llama.cpp's servers read.
-
-Of an unexpected error only its class and where it was raised are logged, because messages may quote a text.
 
 The server needs this module before the model is loaded: torch is imported only to look at an error.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,11 +18,8 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
-from acgpt.errors import InputError, QueryError, TemplateError
+from acgpt.errors import Broken, Draining, InputError, QueryError, QueueFull, TemplateError
 
-LOG = logging.getLogger("acgpt.serving")
-INNERMOST = 12  # calls of an error that are logged
-BROKEN = "the server cannot answer any more: restart it."
 NO_MEMORY = ("not enough memory", "can't allocate memory")  # in messages of torch's allocator on a CPU
 NO_ROOM = "the server has no memory for this request. Ask for a shorter text, fewer tokens or fewer samples."
 MOST = 5  # problems of a request that an error names
@@ -76,22 +68,6 @@ class TimeExceeded(Exception):
 
 class Disconnected(Exception):
     """The client has hung up, so that nobody waits for the answer."""
-
-
-class Refused(Exception):
-    """A search that was not accepted."""
-
-
-class QueueFull(Refused):
-    """Too many searches are waiting."""
-
-
-class Draining(Refused):
-    """The scheduler is being closed, and accepts nothing more."""
-
-
-class Broken(Refused):
-    """The thread of the scheduler has ended with an error."""
 
 
 @dataclass(frozen=True)
@@ -240,10 +216,3 @@ def field_of(path: Sequence[str | int], body: Any) -> str | None:
         elif isinstance(body, dict) and i == len(path) - 2:  # a field that is missing
             names.append(str(name))
     return ".".join(names) or None
-
-
-def log_failure(error: BaseException) -> None:
-    """Log an unexpected error: its class, and the calls that led to it."""
-    frames = traceback.extract_tb(error.__traceback__)[-INNERMOST:]
-    calls = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
-    LOG.error(json.dumps({"failure": type(error).__name__, "calls": calls}))

@@ -17,8 +17,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from acgpt.errors import log_failure
 from acgpt.models.executor import Search
-from acgpt.serving.errors import UNEXPECTED, error_body, kind_of, log_failure
+from acgpt.serving.errors import UNEXPECTED, error_body, kind_of
 from acgpt.serving.service import Service
 
 

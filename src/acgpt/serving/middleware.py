@@ -19,9 +19,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from acgpt.errors import InputError, reason
+from acgpt.errors import LOG, InputError, log_failure, reason
+from acgpt.models.scheduler import Scheduler
 from acgpt.serving.errors import (
-    LOG,
     UNEXPECTED,
     BodyTooLarge,
     Disconnected,
@@ -31,10 +31,8 @@ from acgpt.serving.errors import (
     WrongHost,
     error_reply,
     kind_of,
-    log_failure,
 )
 from acgpt.serving.page import pages
-from acgpt.serving.scheduler import Scheduler
 from acgpt.serving.service import DEADLINE, USAGE, Service, Usage
 
 OPEN = frozenset({"/health", *pages()})  # paths that need no key: the page asks for one

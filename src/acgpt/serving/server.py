@@ -282,8 +282,8 @@ def serve(
 
     def start() -> tuple[Service, ASGIApp]:
         lm = load()
+        from acgpt.models.scheduler import Scheduler
         from acgpt.serving.app import create_app
-        from acgpt.serving.scheduler import Scheduler
         from acgpt.serving.service import Service
         from acgpt.serving.warm_up import warm_up
 

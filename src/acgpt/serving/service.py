@@ -21,14 +21,14 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from starlette.requests import Request
 
-from acgpt.errors import QueryError
+from acgpt.errors import Draining, QueryError
 from acgpt.models.ask import Piece, Score
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
-from acgpt.serving.errors import Disconnected, Draining, TimeExceeded
+from acgpt.models.scheduler import Job, Scheduler
+from acgpt.serving.errors import Disconnected, TimeExceeded
 from acgpt.serving.options import LimitOptions
 from acgpt.serving.patterns import Patterns
-from acgpt.serving.scheduler import Job, Scheduler
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")

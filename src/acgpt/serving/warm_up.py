@@ -10,12 +10,11 @@ from functools import partial
 from typing import Any
 
 from acgpt.common.options import ignore
-from acgpt.errors import QueryError, TemplateError
+from acgpt.errors import QueryError, TemplateError, log_failure
 from acgpt.models.ask import FillAsk, SampleAsk, ScoreAsk, StreamAsk
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
-from acgpt.serving.errors import log_failure
-from acgpt.serving.scheduler import Counts, Scheduler
+from acgpt.models.scheduler import Counts, Scheduler
 
 ROUNDS = 2  # what comes a second time is captured
 SAMPLINGS: tuple[dict[str, Any], ...] = ({}, {"top_p": 0.9}, {"top_k": 40}, {"temperature": 0.0})  # a kernel for each

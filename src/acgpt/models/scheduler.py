@@ -36,6 +36,7 @@ import torch
 from acgpt.engine.modules import Watch, blocks_of
 from acgpt.engine.prefixes import Prefixes
 from acgpt.engine.steps import Row
+from acgpt.errors import BROKEN, Broken, Draining, QueueFull, log_failure
 from acgpt.models.executor import (
     AnyTask,
     Executor,
@@ -51,7 +52,6 @@ from acgpt.models.executor import (
     grouped,
 )
 from acgpt.models.router import Route
-from acgpt.serving.errors import BROKEN, Broken, Draining, QueueFull, log_failure
 
 Result = TypeVar("Result")
 
