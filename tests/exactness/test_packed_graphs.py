@@ -367,7 +367,7 @@ class TestOnCuda:
         layout = build(queries, bos=0, mask=None, future=True, first_only=True).to(model.device)
         with torch.inference_mode():
             for _ in range(4):
-                engine.prefill_pass(layout)
+                engine.packed_pass(layout, kept=True)  # as a prefill does
         assert not engine.packed_graphs.captured and engine.packed_graphs.buffers is None
 
 
