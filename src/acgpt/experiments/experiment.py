@@ -91,7 +91,7 @@ class EvaluateSection(Options):
             except InputError as error:
                 raise InputError(f"method_options, {name}: {error}") from error
         super().__post_init__()
-        check_splits(self.splits)
+        check_lists(splits=self.splits, r_max=self.r_max)
         if not self.distributions:
             raise InputError("conditioning must be a distribution or a list of them, not [].")
         for conditioning in self.distributions:
@@ -145,7 +145,7 @@ class GenerateSection(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_splits(self.splits)
+        check_lists(splits=self.splits, r_max=self.r_max, modes=self.modes)
         Conditioning.from_dict(self.conditioning or {})
         names = tuple(mode.name for mode in modes_named(self.modes or ()))
         object.__setattr__(self, "modes", None if len(names) == len(MODES) else names)
@@ -311,7 +311,7 @@ class Experiment:
     @property
     def grids(self) -> Sequence[Mapping[str, Sequence[Any]]]:
         """The grids, one or more."""
-        return [self.grid] if isinstance(self.grid, Mapping) else self.grid
+        return self.grid if isinstance(self.grid, Sequence) else [self.grid]
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -485,10 +485,11 @@ def short(value: str | int) -> str:
     return plain if plain == str(value) else f"{plain}-{hashlib.sha256(str(value).encode()).hexdigest()[:8]}"
 
 
-def check_splits(splits: Sequence[str]) -> None:
-    """Refuse a section without splits."""
-    if not splits:
-        raise InputError("splits must be a list such as [test], not [].")
+def check_lists(**lists: Sequence[Any] | None) -> None:
+    """Refuse empty lists, by the names of their keys."""
+    for name, values in lists.items():
+        if values is not None and not values:
+            raise InputError(f"{name} must be a list of at least one value, not [].")
 
 
 # ---- keys and values ------------------------------------------------------------------------------------------------
