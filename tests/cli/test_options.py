@@ -40,6 +40,7 @@ class More(Some):
     pair: tuple[float, float] = option("Two numbers.", (0.0, 0.0), minimum=0, below=1)
     count: Literal["size"] | int = option("How many.", "size", minimum=1)
     table: Mapping[str, int] | None = option("Numbers by name.")
+    base: Path | str | None = option("A folder, or a name.")
 
 
 def test_a_command_gets_the_options_that_the_fields_declare():
@@ -115,6 +116,11 @@ def test_numbers_of_numpy_become_pythons_and_lists_tuples():
     assert {type(value) for value in (made.limit, made.share, made.quiet)} == {int, float, bool}
     assert type(More(share=1).share) is float and More(count="size", table={"a": 1}) == More(table={"a": 1})
     assert More(adapter=Path("a")).adapter == "a" and More(place="a").place == "a"
+
+
+def test_text_stays_text_and_a_path_a_path_where_both_are_accepted():
+    assert [More(base=name).base for name in ("", "./a/", "org/name")] == ["", "./a/", "org/name"]
+    assert More(place=Path("a")).place == Path("a") == More(base=Path("a")).base
 
 
 def test_a_mapping_is_read_and_its_errors_have_the_key_before_the_name():

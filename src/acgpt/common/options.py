@@ -185,8 +185,9 @@ def converted(value: Any, kind: Any, allowed: Range) -> Any:
     """Return a value as the type of a field, or `REFUSED` if it has another type or is out of range."""
     origin, members = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        fits = (converted(value, member, allowed) for member in members)
-        return next((fit for fit in fits if fit is not REFUSED), REFUSED)
+        fits = [fit for member in members if (fit := converted(value, member, allowed)) is not REFUSED]
+        same = (fit for fit in fits if isinstance(fit, type(value)))  # text stays text, and a path a path
+        return next(same, fits[0] if fits else REFUSED)
     if origin is Literal:
         return next((item for item in members if isinstance(value, type(item)) and value == item), REFUSED)
     if origin is tuple:
