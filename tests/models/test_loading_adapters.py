@@ -19,7 +19,7 @@ import acgpt
 from acgpt import FutureIgnored, LanguageModel, Metadata, ModelError
 from acgpt.cli.ui import chosen_adapter, model_title
 from acgpt.evaluation.setup import resolve_model
-from acgpt.models import loading
+from acgpt.models import loading, router
 from acgpt.models.loading import adapter_source, resolve
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -38,6 +38,14 @@ def test_an_adapter_is_put_on_the_base_that_is_named_or_on_its_own(adapted):
             assert scores(lm) == pytest.approx(want, rel=0, abs=1e-5)
         assert lm.reads_future and lm.bos == 1
     assert scores(acgpt.load(base), future=True) != pytest.approx(want, rel=0, abs=0.01)
+
+
+def test_the_active_adapter_is_looked_up_as_often_for_a_list_as_for_one_text(adapted, monkeypatch):
+    lm, looks, look = acgpt.load(*adapted[:2]), [], router.active_adapter
+    monkeypatch.setattr(router, "active_adapter", lambda model: looks.append(model) or look(model))
+    lm.log_prob(lm.query("The {{cat}} sat."))
+    once = len(looks)
+    assert len(lm.log_prob(["The {{cat}} sat.", lm.query("A {{dog}}")] * 4)) == 8 and len(looks) == 2 * once > 0
 
 
 def test_an_adapter_for_other_weights_warns(adapted):

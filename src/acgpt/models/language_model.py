@@ -274,7 +274,8 @@ class LanguageModel:
             TemplateError: A template is malformed, or has a blank, which has no text to score.
             QueryError: The query does not fit the model (it is too long, for example), or an asked token has no id.
         """
-        return self._answer(ask)  # type: ignore[no-any-return]
+        (scores,) = self._executor.run([self.searches.log_probs(ask)])
+        return scores[0] if ask.single else scores  # type: ignore[return-value]
 
     @asks(SampleAsk)
     def sample(self, ask: SampleAsk) -> list[Sample]:

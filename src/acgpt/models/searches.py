@@ -68,14 +68,18 @@ class Searches:
 
     def log_prob(self, ask: ScoreAsk) -> Search[Score]:
         """Score a question, see `LanguageModel.log_prob`."""
-        query = self.scorable(ask.question)
-        scores = self.scores([query], self.router.routes([query], ask.future, ask.adapter))
+        scores = self.log_probs(ask)
 
         def search() -> Search[Score]:
             (score,) = yield from scores
             return score
 
         return search()
+
+    def log_probs(self, ask: ScoreAsk) -> Search[list[Score]]:
+        """Score each question of a list. The active adapter is looked up once, which may take longer than a score."""
+        queries = [self.scorable(each.question) for each in ask.each()]
+        return self.scores(queries, self.router.routes(queries, ask.future, ask.adapter))
 
     def sample(self, ask: SampleAsk) -> Search[list[Sample]]:
         """Sample the asked tokens of one question, see `LanguageModel.sample`."""
