@@ -23,7 +23,7 @@ TOUR: tuple[tuple[str, str, tuple[tuple[str, ...], ...]], ...] = (
     (
         "2. Which alternative fits best?",
         "The clue may come after the slot: the probabilities of whole texts are compared.\n"
-        "This is exact with any causal model.",
+        "This is exact with any causal model that acgpt loads.",
         (
             ("rank", "The {{violinist|butcher|pilot}} tuned her violin before the concert."),
             ("rank", "The keys to the cabinet {{are|is}} on the table."),
