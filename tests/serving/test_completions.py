@@ -103,6 +103,16 @@ def test_a_gap_is_filled_with_all_options_of_its_request(both, stream, max_token
     assert math.fsum(text.log_probs["token_logprobs"]) == exactly(expected.log_prob)
 
 
+@pytest.mark.parametrize("more", [{"n": 4}, {"n": 2, "best_of": 8}])
+def test_several_best_fills_of_a_gap_are_those_of_the_library(served_lm, more):
+    """Also beyond the likeliest text of each length, which are few: the others are drawn at random."""
+    ask = CompletionAsk([PREFIX], suffix=SUFFIX, max_tokens=2, temperature=0.0, top_p=0.5, top_k=1, seed=5, **more)
+    (found,) = served_lm.searches.executor.run([make() for make in Completer(served_lm).complete(ask)])
+    expected = served_lm.fill(PREFIX + "{{_}}" + SUFFIX, max_tokens=2, seed=5, **more)
+    assert [text.text for text in found.texts] == [fill.fills[0] for fill in expected]
+    assert len({text.text for text in found.texts}) == ask.n
+
+
 def test_mask_is_not_drawn_however_likely_it_is():
     lm = tiny_lm()
     (search,) = Completer(lm).complete(CompletionAsk([PREFIX], max_tokens=3, temperature=0.0))

@@ -325,7 +325,9 @@ class Completer:
         search: Search[list[Fill]] | Search[list[Sample]]
         template = self.template(prompt, ask)
         if ask.greedy and report is None:
-            search = self.searches.fill(FillAsk.like(ask, template=template))
+            # Beside the likeliest texts, `fill` draws others at random: of the model's own distribution.
+            drawing = {"temperature": 1.0, "top_p": 1.0, "top_k": None}
+            search = self.searches.fill(FillAsk.like(ask, template=template, **drawing))
         elif ask.resampled and report is None:
             search = self.searches.sample(SampleAsk.like(ask, query=template, n=ask.drawn))
         else:
