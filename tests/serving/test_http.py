@@ -84,7 +84,7 @@ def test_a_client_that_hangs_up_frees_its_rows(server, slow_steps, path, body):
         assert b"200 OK" in connection.recv(4096)
     connection.close()
     steps = scheduler.counts.steps
-    assert until(lambda: scheduler.active_rows == 0, seconds=5)
+    assert until(lambda: scheduler.active_rows == 0)
     assert scheduler.counts.steps - steps < 100, "the rows were not freed but finished"
     assert until(lambda: scheduler.counts.cancelled == 1)
     reply = httpx.post(f"{server.url}/v1/log_prob", json={"query": "The {{cat}}"})
@@ -93,7 +93,7 @@ def test_a_client_that_hangs_up_frees_its_rows(server, slow_steps, path, body):
 
 @pytest.mark.parametrize("end", ["hang-up", "timeout", "stop"])
 def test_an_answer_that_nobody_waits_for_is_not_logged(long_lm, slow_steps, caplog, end):
-    with service_of(long_lm, timeout=0.5 if end == "timeout" else 60) as service, running(service) as server:
+    with service_of(long_lm, timeout=1.5 if end == "timeout" else 60) as service, running(service) as server:
         connection = connect(server.url, "/v1/sample", {**LONG, "n": 2})
         assert until(lambda: service.scheduler.active_rows > 0)
         if end == "hang-up":
@@ -147,7 +147,7 @@ def received(connection):
 
 @pytest.mark.parametrize(("before", "sent"), [(b"", b""), (b"", WHOLE[:8]), (b"", WHOLE[:-2]), (WHOLE, WHOLE[:8])])
 def test_a_connection_without_a_whole_head_is_closed(server, monkeypatch, before, sent):
-    monkeypatch.setattr("acgpt.serving.server.HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("acgpt.serving.server.HEAD_SECONDS", 0.5)
     with connected(server.url) as connection:
         if before:
             connection.sendall(before)
@@ -161,10 +161,10 @@ def test_a_connection_without_a_whole_head_is_closed(server, monkeypatch, before
 
 
 def test_the_time_for_a_head_is_not_that_of_the_answer(server, slow_steps, monkeypatch):
-    monkeypatch.setattr("acgpt.serving.server.HEAD_SECONDS", 0.1)
-    with httpx.Client() as client:
+    monkeypatch.setattr("acgpt.serving.server.HEAD_SECONDS", 0.5)
+    with httpx.Client(timeout=60) as client:
         for _ in range(2):
-            assert client.post(f"{server.url}/v1/sample", json={**LONG, "query": "The {{_60}}"}).status_code == 200
+            assert client.post(f"{server.url}/v1/sample", json={**LONG, "query": "The {{_120}}"}).status_code == 200
 
 
 def test_too_many_connections_are_told_so(long_lm, monkeypatch):
@@ -247,8 +247,8 @@ def test_a_stream_that_nobody_reads_ends_at_its_deadline(long_lm, slow_steps):
             async for _ in items:
                 pass
 
-    with service_of(long_lm, timeout=0.5) as service:
-        asyncio.run(asyncio.wait_for(read_one(service), 20))
+    with service_of(long_lm, timeout=1.5) as service:
+        asyncio.run(asyncio.wait_for(read_one(service), 60))
 
 
 def test_a_chunked_body_that_is_too_large_is_refused_while_it_is_read(long_lm):

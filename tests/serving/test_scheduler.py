@@ -172,16 +172,13 @@ def test_a_cancelled_search_leaves_before_the_next_step(lm, scheduler, monkeypat
     real, gate = Decoding.step, threading.Semaphore(0)
     monkeypatch.setattr(Decoding, "step", lambda self: (gate.acquire(timeout=30), real(self))[1])
     searches = lm.searches.of(SampleAsk("The {{_40}}", seed=1)), lm.searches.of(SampleAsk("A {{_40}}", 4, seed=2))
-    kept, job = map(scheduler.submit, searches)  # both are made before: a step that waits has the network
-    while scheduler.active_rows < 5:
-        gate.release()
-        time.sleep(0.01)
+    with turn(lm.model):  # until both have arrived
+        kept, job = map(scheduler.submit, searches)  # both are made before: a step that waits has the network
+    gate.release()  # a step of the first one, if it was alone
+    assert until(lambda: scheduler.active_rows == 5)
     job.cancel()
     gate.release(2)  # the step that was on its way, and the next one
-    deadline = time.monotonic() + 30
-    while scheduler.active_rows > 1 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert scheduler.active_rows == 1
+    assert until(lambda: scheduler.active_rows == 1)
     with pytest.raises(CancelledError):
         job.future.result(1)
     gate.release(100)
@@ -306,8 +303,10 @@ def test_rows_that_cannot_be_released_fail_with_those_beside_them(lm, scheduler,
         patch.setattr(Decoding, "step", lambda self: (gate.acquire(timeout=30), real(self))[1])
         patch.setattr(Decoding, "release", lambda self, rows: 1 / 0)
         searches = [lm.searches.of(SampleAsk("The {{_80}}", seed=i)) for i in range(3)]
-        jobs = [scheduler.submit(search) for search in searches]  # a step that waits has the network
-        assert until(lambda: gate.release() or scheduler.active_rows == 3)
+        with turn(lm.model):  # until all have arrived
+            jobs = [scheduler.submit(search) for search in searches]  # a step that waits has the network
+        gate.release()  # a step of those that came first
+        assert until(lambda: scheduler.active_rows == 3)
         jobs[0].cancel()
         gate.release(2)  # the step that was on its way, and the next one
         with pytest.raises(CancelledError):

@@ -70,15 +70,16 @@ class Soak:
             return self.known[key]
 
     def run(self, number):
-        rng = random.Random(number)
+        rng, actions = random.Random(number), [self.ask, self.fail, self.hang_up, self.cancel]
+        action = actions[number % len(actions)]  # each occurs, however slow the machine is
         with httpx.Client(base_url=self.url, timeout=90) as client:
             while time.monotonic() < self.end and not self.problems:
-                action = rng.choices([self.ask, self.fail, self.hang_up, self.cancel], [6, 2, 1, 1])[0]
                 try:
                     action(client, rng)
                     self.counts[action.__name__] += 1
                 except Exception as error:
                     self.problems.append(f"{action.__name__}: {error!r}")
+                action = rng.choices(actions, [6, 2, 1, 1])[0]
 
     def ask(self, client, rng):
         route, body, kind = good(rng)

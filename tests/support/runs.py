@@ -126,7 +126,7 @@ class Command:
         words = [str(argument) for argument in arguments]
         self.process = forked(enter, words, str(output), before, detail, env or {})
 
-    def wait(self, timeout: float = 120) -> int:
+    def wait(self, timeout: float = 300) -> int:
         """Wait for the process and return its exit code, or minus the signal number if it was killed."""
         self.process.join(timeout)
         assert self.process.exitcode is not None, f"still running after {timeout} s:\n{self.printed()}"
@@ -168,7 +168,7 @@ class Piped:
         """Send a signal to the process."""
         os.kill(self.process.pid, number)
 
-    def wait(self, timeout: float = 120) -> int:
+    def wait(self, timeout: float = 300) -> int:
         """Wait for the process and return its exit code, or minus the signal number if it was killed."""
         self.process.join(timeout)
         assert self.process.exitcode is not None, f"still running after {timeout} s"
@@ -256,7 +256,7 @@ def replace(target: str, make: Callable[[Any], Any]) -> None:
     setattr(holder, name, make(getattr(holder, name)))
 
 
-def until(happens: Callable[[], bool], timeout: float = 60) -> None:
+def until(happens: Callable[[], bool], timeout: float = 180) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + timeout
     while not happens():

@@ -81,7 +81,7 @@ def serving(lm, name="tiny") -> Iterator[tuple[str, Service]]:
         yield server.url, service
 
 
-def until(condition, seconds=20.0):
+def until(condition, seconds=60.0):
     """Wait until a condition holds; return whether it does."""
     end = time.monotonic() + seconds
     while not condition():
