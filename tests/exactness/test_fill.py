@@ -27,6 +27,7 @@ from acgpt.engine.architecture import check_model
 from acgpt.engine.decoding import Decoding
 from acgpt.engine.engine import Engine
 from acgpt.models.ask import FillAsk
+from acgpt.models.executor import Rows
 from acgpt.models.fill_by_search import BONUS, FillBySearch
 from acgpt.models.region import constraint_of
 from acgpt.query.sampling import Sampling, SamplingOptions
@@ -331,6 +332,21 @@ def test_samples_have_the_probability_of_the_fill_given_its_context(lm, exact_ta
         assert abs(frequency - p) < 4 * math.sqrt(p * (1 - p) * (1 / n + 1 / effective)) + 1e-3
 
 
+def test_lengths_with_more_candidates_are_not_drawn_more_often(lm):
+    """One text of each of two lengths is possible, and one length has two of three candidates."""
+    template, count, temperature = "x.{{_1-2:a|aa}}.y", 100, 12.0  # at which both are drawn
+    filler = filler_of(lm, template)
+    jobs = [((length,), 0) for length in filler.lengths[0]]
+    (drawn,) = lm._executor.run([filler.draw(filler.gapped, filler.constraints, jobs, greedy=False)])
+    lm._executor.run([filler.score(filler.gapped, drawn)])
+    assert len(drawn) == 2 and all(candidate.drawn_with == exactly(0) for candidate in drawn)
+    short, long = (math.exp(candidate.log_text / temperature) for candidate in drawn)
+    options = {"candidates": 3, "temperature": temperature}
+    texts = [sample.fills[0] for seed in range(count) for sample in lm.sample(template, 3, seed=seed, **options)]
+    p = short / (short + long)
+    assert abs(texts.count("a") / len(texts) - p) < 4 * math.sqrt(p * (1 - p) / len(texts))
+
+
 def test_masked_drawing_alone_is_not_the_conditional_distribution(enumerated, exact_target):
     """The total-variation distance from p(fill | bytes), which the weights make up for."""
     before, after, found = enumerated
@@ -506,6 +522,15 @@ def test_a_stream_does_not_show_what_a_stop_string_cuts_off(lm, seed):
     stop = free.fill.fills[0][1:4]
     *pieces, last = lm.stream("a x{{_4-6}}y b", temperature=1, seed=seed, stop=stop)
     assert "".join(piece.text for piece in pieces) == last.fill.fills[0] == free.fill.fills[0].partition(stop)[0]
+
+
+def test_a_stream_that_ends_by_itself_shows_what_could_have_begun_a_stop_string(lm):
+    ends = []
+    for seed in range(8):
+        *pieces, last = lm.stream("ab {{_1-8:[ab]*}}", temperature=1, seed=seed, stop="never drawn")
+        assert "".join(piece.text for piece in pieces) == last.fill.fills[0] != ""
+        ends.append(len(last.fill.tokens) < 8)
+    assert any(ends)
 
 
 # ---- options --------------------------------------------------------------------------------------------------------
@@ -759,6 +784,21 @@ def test_samples_of_few_candidates_have_all_lengths(lm):
 def test_more_candidates_are_new_ones(lm):
     fills = lm.fill("a {{_4-4}} b", 40, seed=0, best_of=20, distinct=False)
     assert len(fills) == 40
+    requests, searches = [], lm.searches
+
+    def watched(search):
+        answer = None
+        while True:
+            try:
+                requests.append(search.send(answer))
+            except StopIteration as end:
+                return end.value
+            answer = yield requests[-1]
+
+    searches.executor.run([watched(searches.fill(FillAsk("a {{_1-1}} b", 12, seed=0)))])
+    drawn = [request for request in requests if isinstance(request, Rows) and request.sampling.temperature]
+    samples = [(query, sample) for request in drawn for query, _, sample, _ in request.rows]
+    assert len(drawn) > 1 and len(set(samples)) == len(samples)
     assert len({tuple(token.id for token in fill.tokens) for fill in fills}) > 30
 
 

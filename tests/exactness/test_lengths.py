@@ -369,10 +369,11 @@ def test_draws_of_a_gap_that_ends_the_text_have_the_probability_of_the_fill_and_
 
 def test_other_temperatures_draw_lengths_and_tokens_one_after_the_other(lm):
     template, count = "x.{{_0-2}}.y", 1500
-    for temperature in (0.5, 2.0):
+    for options in ({"temperature": 0.5}, {"temperature": 2.0}, {"top_k": 1}):
+        temperature = options.get("temperature", 1)
         log_probs = {n: value / temperature for n, value in lm.lengths(template).log_probs.items()}
         total = math.log(math.fsum(map(math.exp, log_probs.values())))
-        drawn = Counter(s.lengths[0] for s in lm.sample(template, count, seed=4, temperature=temperature))
+        drawn = Counter(s.lengths[0] for s in lm.sample(template, count, seed=4, **options))
         for n, value in log_probs.items():
             p = math.exp(value - total)
             assert abs(drawn[n] / count - p) < 4 * math.sqrt(p * (1 - p) / count)
