@@ -90,6 +90,21 @@ def test_many_mixed_searches_at_a_time_get_what_each_gets_alone(lm, scheduler):
     assert scheduler.counts.steps < scheduler.counts.drawn / 3  # they did share steps
 
 
+@pytest.mark.parametrize("bound", ["most_rows", "memory"])
+def test_no_more_rows_are_decoded_at_a_time_than_there_is_room_for(lm, started, monkeypatch, bound):
+    if bound == "memory":
+        monkeypatch.setattr(lm.searches.executor.engine, "slot_bytes", 2**27)  # for 16 slots
+    scheduler, active = started(lm, **({"most_rows": 3} if bound == "most_rows" else {})), []
+    embedding = lm.model.get_input_embeddings()
+    hook = embedding.register_forward_hook(lambda *_: active.append(scheduler.active_rows))
+    try:
+        jobs = [scheduler.submit(lm.searches.of(SampleAsk("The {{_4}}", 2, seed=seed))) for seed in range(6)]
+        assert all(len(job.future.result(60)) == 2 for job in jobs)
+    finally:
+        hook.remove()
+    assert 1 <= max(active) <= 3
+
+
 def test_what_is_drawn_whole_is_drawn_for_one_request_at_a_time(started):
     lm = LanguageModel(
         tiny_model("gpt_neox", vocabulary=340), tiny_tokenizer(**SPECIAL), metadata=Metadata("mlm", mask_token_id=2)
@@ -385,3 +400,24 @@ def test_a_pass_that_nobody_waits_for_ends_at_the_next_block(lm, scheduler, kind
             hook.remove()
     later = scheduler.submit(lm.searches.of(ScoreAsk("The {{cat}} sat on the mat.")))
     assert later.future.result(30).log_prob == pytest.approx(lm.log_prob("The {{cat}} sat on the mat.").log_prob)
+
+
+def test_a_pass_that_somebody_waits_for_goes_on(lm, scheduler):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(*_):
+        if len(scheduler.passing) > 1:
+            inside.set()
+            assert go_on.wait(30)
+
+    hook = blocks_of(lm.model)[0].register_forward_pre_hook(wait)
+    try:
+        with turn(lm.model):  # until all wait: the first for its pass, the others for the next
+            jobs = [scheduler.submit(lm.searches.of(ScoreAsk("The {{cat}} sat."))) for _ in range(3)]
+        assert inside.wait(30)
+        jobs[1].cancel()
+        go_on.set()
+        for job in (jobs[0], jobs[2]):
+            assert same_scores(job.future.result(30), lm.log_prob("The {{cat}} sat."))
+    finally:
+        hook.remove()
