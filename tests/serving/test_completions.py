@@ -12,6 +12,7 @@ import torch
 from servers import MASK, local_client, service_of, tiny_lm
 from tolerance import exactly
 
+from acgpt.query.query import Query
 from acgpt.query.text import encode_text
 from acgpt.serving.app import create_app
 from acgpt.serving.completions import CANDIDATES, Completer, CompletionAsk, Completions
@@ -111,6 +112,40 @@ def test_several_best_fills_of_a_gap_are_those_of_the_library(served_lm, more):
     expected = served_lm.fill(PREFIX + "{{_}}" + SUFFIX, max_tokens=2, seed=5, **more)
     assert [text.text for text in found.texts] == [fill.fills[0] for fill in expected]
     assert len({text.text for text in found.texts}) == ask.n
+
+
+def completed(lm, prompt, **how):
+    """Return the texts that complete a prompt."""
+    (found,) = lm.searches.executor.run([make() for make in Completer(lm).complete(CompletionAsk([prompt], **how))])
+    return found.texts
+
+
+@pytest.mark.parametrize("gap", [{}, {"suffix": SUFFIX, "min_tokens": 1}], ids=["continuation", "gap"])
+def test_the_texts_with_the_largest_mean_log_probability_are_chosen(served_lm, gap):
+    how = {"best_of": 12, "temperature": 1.0, "seed": 5, "max_tokens": 6, "stop": ("e", "a"), **gap}
+    prompt = encode_text(PREFIX, served_lm.tokenizer)
+
+    def mean(text):
+        if gap:
+            return math.fsum(text.log_probs["token_logprobs"]) / len(text.ids)
+        tokens = [*prompt, *text.ids]
+        score = served_lm.log_prob(Query(tokens, [i < len(prompt) for i in range(len(tokens))]), future=False)
+        return score.log_prob / len(text.ids)
+
+    texts = completed(served_lm, PREFIX, n=12, top=1, **how)
+    best = sorted(texts, key=mean, reverse=True)[:3]
+    assert best != sorted(texts, key=lambda text: mean(text) * len(text.ids), reverse=True)[:3]  # lengths differ
+    assert [text.ids for text in completed(served_lm, PREFIX, n=3, **how)] == [text.ids for text in best]
+
+
+def test_a_continuation_does_not_end_before_its_least_number_of_tokens():
+    lm = tiny_lm()
+    (free,) = completed(lm, PREFIX, max_tokens=6, temperature=0.0)
+    head, end = lm.model.get_output_embeddings().weight.data, lm.tokenizer.eos_token_id
+    head[end] = 2 * head[free.ids[0]]
+    assert completed(lm, PREFIX, max_tokens=6, temperature=0.0)[0].ids == (end,)
+    (text,) = completed(lm, PREFIX, max_tokens=6, min_tokens=3, temperature=0.0)
+    assert len(text.ids) > 3 and end not in text.ids[:3]
 
 
 def test_mask_is_not_drawn_however_likely_it_is():

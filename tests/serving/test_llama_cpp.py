@@ -69,6 +69,7 @@ def test_a_request_of_llama_vim(lm, client):
     assert reply["content"] == lm.infill(before, SUFFIX, max_tokens=8)[0].fills[0]
     assert reply["truncated"] is False and reply["tokens_cached"] == 0
     assert reply["timings/prompt_n"] > 0 and reply["timings/predicted_n"] > 0
+    assert reply["timings/prompt_ms"] > 0 and reply["timings/predicted_ms"] > 0  # from the first token on
     for name in TIMINGS:  # Vim's printf refuses whole numbers for %.2f
         assert isinstance(reply[f"timings/{name}"], int if name.endswith("_n") else float)
     assert set(reply) == set(vim()["response_fields"])
