@@ -211,6 +211,8 @@ def test_each_adapter_reads_its_own_mask_unless_the_user_names_one(shelf, both, 
         assert [token.log_prob] == exactly(expected_log_probs(references[name], query, mask=mask).tolist())
         (sample,) = both.sample(query, adapter=name, seed=0)
         assert sample.text == both.tokenizer.decode([9, mask, sample.tokens[0].id, 7])
+        (fill,) = both.fill("The {{?1}} {{_1-1}} sat.", 1, adapter=name)
+        assert fill.log_prob == exactly(both.log_prob(fill.query, adapter=name).log_prob)
     with pytest.raises(InputError, match="MASK"):
         both.log_prob(query, adapter=False, future=False)
     named = shelf.load({"mine": shelf.folder / "fill", "other": shelf.folder / "any"}, mask=8)

@@ -159,6 +159,9 @@ def test_what_an_adapter_leaves_open_is_as_its_base_says_wherever_it_says_it(tmp
     assert (lm.reads_future, lm.bos, lm.mask) == expected
     reader = choose_reader("{{a}}", str(base), str(adapter))[0]  # what `acgpt show` draws is what is computed
     assert (reader.reads_future, reader.bos, reader.mask) == expected
+    acgpt.merge(base, adapter, tmp_path / "merged")
+    merged = acgpt.load(tmp_path / "merged")
+    assert (merged.reads_future, merged.bos, merged.mask) == expected
 
 
 def test_bos_and_mask_can_be_named_when_loading(saved):
