@@ -150,8 +150,9 @@ def test_the_hash_is_that_of_the_content_and_not_of_the_place(tmp_path):
         hash_of("d", {"train": SHARDS}),
         hash_of("e", {"train": SHARDS, "validation": [[5, 4]]}),
         hash_of("f", tokenizer_hash="u"),
+        hash_of("g", convention="another"),
     ]
-    assert len({first, *others}) == 5
+    assert len({first, *others}) == 6
 
 
 def test_reading_needs_nothing_but_numpy(folder):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import by_definition, random_query
 
-from acgpt.engine.layout import Layout, batches, body_tokens, build, visible
+from acgpt.engine.layout import Layout, batches, body_tokens, build, neighbours, visible
 from acgpt.errors import QueryError
 from acgpt.query.query import Query
 
@@ -233,6 +233,17 @@ def test_batches_hold_every_query_once_and_keep_to_the_budget(many, budget, futu
     assert longest == sorted(longest, reverse=True)
     for i in range(len(groups) - 1):  # and no group stops short of the budget
         assert longest[i] * (len(groups[i]) + 1) > budget
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.lists(st.integers(1, 12), max_size=12), st.integers(1, 60))
+def test_neighbours_are_as_many_as_the_budget_allows(sizes, budget):
+    groups = list(neighbours(sizes, budget))
+    assert [number for group in groups for number in group] == list(range(len(sizes)))
+    for group in groups:
+        assert len(group) == 1 or len(group) * max(sizes[i] for i in group) <= budget
+        larger = sizes[group.start : group.stop + 1]
+        assert group.stop == len(sizes) or len(larger) * max(larger) > budget
 
 
 @settings(max_examples=examples(40), deadline=None)

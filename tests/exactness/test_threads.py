@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 import acgpt
 from acgpt import LanguageModel, Metadata
-from acgpt.engine.modules import evaluating, process_lock, turn
+from acgpt.engine.modules import _register, evaluating, process_lock, turn
 from acgpt.methods import method_of
 from acgpt.query.sampling import Sampling
 
@@ -250,7 +250,7 @@ def test_a_fork_takes_the_locks_that_other_threads_held():
     network, held, ended = toy("gpt"), threading.Event(), threading.Event()
 
     def hold():
-        with process_lock(), turn(network):
+        with process_lock(), turn(network), _register:
             held.set()
             ended.wait(60)
 

@@ -143,6 +143,12 @@ def test_only_what_was_asked_and_compared_in_the_same_way_is_ranked(corpus: Path
         path.write_text(json.dumps(content | {key: value}))
         table = make_report([one, other], tmp_path / "report").parts[-1].tables["small/mauve"]
         assert not any(is_bold(table, row) for row in table.rows if not row.paper), key
+    path.write_text(json.dumps(content))
+    results = json.loads((other / "results.json").read_text())
+    for key, value in {"corpus_hash": "x", "texts": results["texts"] + 1}.items():  # what the other was trained on
+        (other / "results.json").write_text(json.dumps(results | {key: value}))
+        table = make_report([one, other], tmp_path / "report").parts[-1].tables["small/mauve"]
+        assert not any(is_bold(table, row) for row in table.rows if not row.paper), key
 
 
 def is_bold(table: Any, row: Any) -> bool:

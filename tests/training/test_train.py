@@ -301,6 +301,7 @@ def test_epochs_are_counted_in_steps(corpus, tmp_path):
     texts = Corpus.open(corpus).tokens("train").chunks(31)
     plan = settle(make({"epochs": 2.5, "batch": 8, "device": "cpu", "warmup": 1}, "x"), texts)
     assert plan.steps == round(2.5 * texts / 8)
+    assert plan_of(texts=31, steps=None, epochs=1, batch=8, warmup=1).steps == 4  # 3.9 are nearer to 4 than to 3
 
 
 # ---- what a recipe leaves to the machine ----------------------------------------------------------------------------
