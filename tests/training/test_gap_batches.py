@@ -73,8 +73,11 @@ def batch_of(tokens, draws, budget=None, distance=4):
 @pytest.mark.parametrize("seed", range(6))
 def test_the_loss_is_that_of_all_passages_and_weighted_lengths(seed):
     (tokens, draws), head = texts_and_draws(seed), head_of()
-    loss = learner_of(length_head=head)(batch_of(tokens, draws)).item()
+    batch = batch_of(tokens, draws)
+    loss = learner_of(length_head=head)(batch).item()
     assert loss == pytest.approx(by_the_definition(tokens, draws, head), rel=1e-9)
+    questions = [question for draw in draws for question in draw.questions if question is not None]
+    assert batch.weight == batch.asked + 3.0 * len(questions)  # by which the step divides
 
 
 @pytest.mark.parametrize("seed", range(4))
