@@ -127,10 +127,9 @@ def report_block(words: Sequence[str], check: bool) -> str:
     if what == "figure":
         for choice in choices:
             lookup(choice, run_names, name)
-        figures = {path: (draw, part.captions.get(path, "")) for part in parts for path, draw in part.pictures.items()}
-        draw, caption = lookup(stem, figures, name)
+        draw, caption = lookup(stem, {path: picture for part in parts for path, picture in part.pictures.items()}, name)
         figure = figure_name(draw, ROOT / "docs" / f"{name}-{stem.replace('/', '-')}.png", check)
-        return f"![{stem}]({figure})" + f"\n\n{caption}" * bool(caption)
+        return f"![{stem}]({figure})\n\n{caption}"
     table = lookup(stem, {path: table for part in parts for path, table in part.tables.items()}, name)
     columns = {f"-{column.key}": column for column in table.columns}
     values: dict[str, list[str]] = {}

@@ -121,7 +121,7 @@ def test_a_call_with_an_option_that_does_not_exist_is_noticed():
 def test_the_examples_in_docstrings_print_what_they_say():
     for name in (
         "common.files", "common.options", "display.table", "models.adapters", "query.query", "query.template",
-        "report.left_out", "report.tables",
+        "report.part", "report.tables",
     ):  # fmt: skip
         results = doctest.testmod(importlib.import_module(f"acgpt.{name}"))
         assert results.attempted > 0 and results.failed == 0, name

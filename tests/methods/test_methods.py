@@ -36,7 +36,7 @@ from acgpt.query.query import Query
 from acgpt.query.sampling import Sampling
 from acgpt.query.template import parse
 from acgpt.query.text import encode
-from acgpt.report.from_scratch import PAPER
+from acgpt.report.paper import paper
 from acgpt.training.batches import Batch
 from acgpt.training.recipe import Recipe
 
@@ -75,7 +75,7 @@ def test_the_examples_of_a_card_are_answered(name):
 
 
 def test_methods_have_the_titles_of_the_papers_tables_and_colours_of_their_own():
-    titles = json.loads(PAPER.read_text(encoding="utf-8"))["methods"]
+    titles = paper("from_scratch")["methods"]
     assert {name: METHODS[name].title for name in titles} == titles
     assert len({METHODS[name].colour for name in titles}) == len(titles)
 

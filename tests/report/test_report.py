@@ -22,7 +22,7 @@ from acgpt.evaluation.bootstrap import MeasuredPerplexity, paired_difference
 from acgpt.query.modes import MODES
 from acgpt.report import finetuning, from_scratch, generation, write
 from acgpt.report.entries import ADVANTAGES
-from acgpt.report.finetuning import PAPER
+from acgpt.report.paper import paper
 from acgpt.report.runs import find_runs, read_runs, short_names
 from acgpt.report.tables import Column, Row, Table
 from acgpt.report.write import make_report
@@ -106,7 +106,7 @@ def run_cli(*arguments: str | Path, code: int = 0) -> Any:
 
 # ---- the paper's own numbers ----------------------------------------------------------------------------------------
 
-PAPER_DATA = json.loads(PAPER.read_text(encoding="utf-8"))
+PAPER_DATA = paper("finetuning")
 
 
 def pairs() -> list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 from acgpt.cli.main import app
 from acgpt.evaluation.generations import Generations
 from acgpt.query.modes import MODES
-from acgpt.report.generation import PAPER
 from acgpt.report.page import template
+from acgpt.report.paper import paper
 from acgpt.report.samples_page import EDGE, LONG
 from acgpt.report.write import make_report
 
-DATA = json.loads(PAPER.read_text(encoding="utf-8"))
+DATA = paper("mauve")
 
 
 def score(path: Path, mean: float, *, asked: bool = False, std: float | None = 0.01, **more: Any) -> Path:

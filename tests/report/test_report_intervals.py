@@ -129,7 +129,7 @@ def test_a_caption_tells_evaluation_datasets_apart(tmp_path):
 
 def evaluation_of(conditioning: dict[str, Any]) -> RunEvaluation:
     dataset = {"hash": "abcdefgh", "texts": 9, "length": 31, "r_max": conditioning.pop("r_max")}
-    return RunEvaluation("test", {"set": {**dataset, "conditioning": conditioning}, "modes": {}})
+    return RunEvaluation(None, "test", {"set": {**dataset, "conditioning": conditioning}, "modes": {}})
 
 
 def test_a_lead_over_a_row_of_other_units_is_not_tested_against_its_resamples():
@@ -230,8 +230,9 @@ def test_differences_are_written_with_their_ends_and_without():
     table = Table("t", "c", columns, tuple(Row({"name": str(i), "gain": x}, 0) for i, x in enumerate(cells)), "name")
     column = [line.split(" | ")[1].rstrip(" |") for line in table.markdown().splitlines()[2:]]
     assert column == ["**+1.2% (+0.5 to +2.0)**", "-1.0% (-2.0 to +0.5)", "+3.0%", "--", "+0.0%"]
-    assert table.as_csv().splitlines()[1:3] == ["run,0,1.25,0.5,2.0,", "run,1,-1.0,-2.0,0.5,"]
-    assert [row["gain_interval"] for row in table.as_dicts()] == [[0.5, 2.0], [-2.0, 0.5], None, None, None]
+    assert table.cells.to_csv(index=False).splitlines()[1:3] == ["run,0,1.25,0.5,2.0,", "run,1,-1.0,-2.0,0.5,"]
+    ends = [table.values(row)["gain_interval"] for row in table.rows]
+    assert ends == [[0.5, 2.0], [-2.0, 0.5], None, None, None]
 
 
 # ---- benchmarks -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from generations import write_generations
 from test_report import evaluation
 from test_report_generation import score
-from test_report_scratch import AC, GPT, scratch
+from test_report_scratch import AC, GPT, figure, scratch
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
@@ -23,8 +23,8 @@ LONGER = {"texts": 1600, "tokens": 49600}  # read by a run that went on for twic
 
 def shown_in(part: Any, stem: str) -> set[float]:
     """The unconditional perplexities of the runs in a figure's panels."""
-    panels = [panel for panel in part.pictures[f"validation/{stem}"].args[0] if not panel.paper]
-    return {modes["unconditional"].mean for panel in panels for _, _, modes in panel.rows}
+    entries = [entry for _, entries in figure(part, f"validation/{stem}") for entry in entries]
+    return {entry.modes["unconditional"].mean for entry in entries if entry.evaluations}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_runs_that_cannot_be_compared_have_panels_that_can_be_told_apart(tmp_pat
     runs = [scratch(tmp_path / "one"), scratch(tmp_path / "two", (21.0, 20.0, 18.0, 22.0, 22.5), lr=1.0, **change)]
     (part,) = make_report(runs, tmp_path / "report").parts
     assert shown_in(part, "main") == shown_in(part, "future") == {24.0, 21.0}
-    titles = [panel.title for panel in part.pictures["validation/main"].args[0] if not panel.paper]
+    titles = [title for title, entries in figure(part, "validation/main") if entries[0].evaluations]
     assert len(set(titles)) == 2
     assert ("trained on 1,600 texts" in titles[1]) is ("about" in change)
 
@@ -44,7 +44,7 @@ def test_runs_that_cannot_be_compared_have_panels_that_can_be_told_apart(tmp_pat
 def test_a_run_of_one_length_needs_no_warning(tmp_path):
     runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "gpt", GPT, method="gpt")]
     (part,) = make_report(runs, tmp_path / "report").parts
-    assert not any("Not shown" in caption for caption in part.captions.values())
+    assert not any("Not shown" in caption for _, caption in part.pictures.values())
 
 
 def test_every_run_is_in_the_main_figure_or_is_named(tmp_path, monkeypatch):
@@ -59,7 +59,7 @@ def test_every_run_is_in_the_main_figure_or_is_named(tmp_path, monkeypatch):
         for (name, value), options in zip(perplexity.items(), kinds, strict=True)
     ]
     (part,) = make_report(runs, tmp_path / "report").parts
-    shown, words = shown_in(part, "main"), part.captions["validation/main"].partition("Not shown")[2]
+    shown, words = shown_in(part, "main"), part.pictures["validation/main"][1].partition("Not shown")[2]
     named = {name for name in perplexity if name in words}
     assert named == {name for name, value in perplexity.items() if value not in shown}
     assert len(named) == 5 and {"run2", "run3", "run4", "run5"} < named
@@ -71,7 +71,7 @@ def test_runs_on_no_curve_over_r_max_are_named(tmp_path):
     runs += [scratch(tmp_path / "alone", lr=1.0), scratch(tmp_path / "gpt", GPT, method="gpt")]
     runs += [scratch(tmp_path / "noisy", method="diffusion", about={"evaluation": bound})]
     (part,) = make_report(runs, tmp_path / "report").parts
-    assert part.captions["validation/r_max"].endswith(" Not shown: alone, gpt, noisy. See the tables.")
+    assert part.pictures["validation/r_max"][1].endswith(" Not shown: alone, gpt, noisy. See the tables.")
 
 
 def test_no_figure_at_all_is_said(tmp_path):

@@ -16,11 +16,13 @@ from acgpt.errors import InputError
 from acgpt.methods import METHODS
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.query.modes import MODES
-from acgpt.report.from_scratch import PAPER
+from acgpt.report import pictures
+from acgpt.report.entries import Entry
+from acgpt.report.paper import paper
 from acgpt.report.tables import Mean
 from acgpt.report.write import make_report
 
-DATA = json.loads(PAPER.read_text(encoding="utf-8"))
+DATA = paper("from_scratch")
 AC = (24.0, 22.0, 19.0, 23.0, 23.5)
 GPT = (23.0, None, None, 22.5, 23.0)
 
@@ -42,6 +44,11 @@ def scratch(folder: Path, perplexities: tuple[float | None, ...] = AC, r_max: fl
     recipe = {"base": "", "lora": None, "model": "small", "conditioning": {"r_max": r_max}}
     options["measured"] = {"r_max": r_max} | options.get("measured", {})
     return write_run(folder, perplexities, **(recipe | options))
+
+
+def figure(part: Any, stem: str) -> Any:
+    """Return what a figure shows: panels, or curves."""
+    return part.pictures[stem][0].args[0]
 
 
 def rows(report: Any, size: str = "small", split: str = "validation") -> list[dict[str, Any]]:
@@ -204,7 +211,7 @@ def test_a_run_that_is_asked_at_another_r_max_than_its_own_is_marked(tmp_path):
 def test_the_main_picture_is_of_those_that_read_the_future(tmp_path):
     runs = [scratch(tmp_path / "ac", r_max=0.4), scratch(tmp_path / "gpt", GPT, method="gpt", r_max=0.6)]
     (part,) = make_report(runs).parts
-    caption = part.captions["validation/main"].partition("in the five modes (")[2].partition("Lower")[0]
+    caption = part.pictures["validation/main"][1].partition("in the five modes (")[2].partition("Lower")[0]
     assert "r_max 0.4" in caption and "r_max 0.6" not in caption
 
 
@@ -217,9 +224,8 @@ def test_what_was_asked_more_texts_stands_first_and_has_the_curve(tmp_path):
     (part,) = make_report(runs, tmp_path / "report").parts
     own = [row.cells for row in part.tables["validation/small"].rows if not row.paper]
     assert [(row["r_max"], row["asked"]) for row in own] == [(r_max, n) for r_max in (0.2, 0.6) for n in (40, 8, 2)]
-    ((_, curves),) = part.pictures["validation/r_max"].args[0]
-    (ours,) = [curve for curve in curves if not curve.paper]
-    assert [(r_max, modes["training"].mean) for r_max, modes in ours.points] == [(0.2, 40.0), (0.6, 40.0)]
+    ((_, (ours, *_)),) = figure(part, "validation/r_max")
+    assert [(entry.r_max, entry.modes["training"].mean) for entry in ours] == [(0.2, 40.0), (0.6, 40.0)]
 
 
 def test_of_two_sets_a_picture_has_that_of_most_methods_it_shows(tmp_path):
@@ -228,12 +234,12 @@ def test_of_two_sets_a_picture_has_that_of_most_methods_it_shows(tmp_path):
         asked = {f"{n}": evaluation(method, (20 + shift,) * 5, texts=n, split="test") for n in sizes}
         scratch(tmp_path / method, method=method, output=method, further=asked)
     (part,) = make_report([tmp_path], tmp_path / "out").parts
-    titles = {stem: [panel.title for panel in part.pictures[stem].args[0]] for stem in ("test/main", "test/future")}
-    assert "8 texts" in titles["test/main"][0] and "40 texts" in titles["test/future"][0]
+    titles = [figure(part, stem)[0][0] for stem in ("test/main", "test/future")]
+    assert "8 texts" in titles[0] and "40 texts" in titles[1]
     for path in (tmp_path / "mlm").iterdir():
         path.unlink()
     (part,) = make_report([tmp_path], tmp_path / "other").parts
-    assert "40 texts" in part.pictures["test/main"].args[0][0].title
+    assert "40 texts" in figure(part, "test/main")[0][0]
 
 
 @pytest.mark.parametrize(
@@ -251,16 +257,15 @@ def test_of_two_sets_a_picture_has_that_of_most_methods_then_that_of_most_texts(
             name, asked = f"{n}-{number}", {"t": evaluation(method, AC, texts=n, split="test")}
             scratch(tmp_path / name, method=method, output=name, further=asked, lr=0.001 * (1 + number))
     (part,) = make_report([tmp_path], tmp_path / "out").parts
-    assert f"{shown} texts" in part.pictures["test/main"].args[0][0].title
+    assert f"{shown} texts" in figure(part, "test/main")[0][0]
 
 
 def test_the_label_of_a_bar_says_if_it_is_a_bound():
-    from acgpt.report.pictures import Panel, methods
-
-    modes = {"exact": {mode: Mean(20.0, None) for mode in MODES}}
-    modes["bounded"] = {mode: Mean(30.0, None, bound=True) for mode in MODES}
-    figure = methods([Panel("a", tuple((name, name, result) for name, result in modes.items()))], {})
-    labels = [text.get_text() for text in figure.axes[0].texts]
+    means = {"exact": Mean(20.0), "bounded": Mean(30.0, bound=True)}
+    drawn = pictures.methods(
+        [("a", [Entry(name, name, 0.6, dict.fromkeys(MODES, mean)) for name, mean in means.items()])]
+    )
+    labels = [text.get_text() for text in drawn.axes[0].texts]
     assert labels.count("20.0") == labels.count("≤30.0") == len(MODES) and len(labels) == 2 * len(MODES)
 
 
@@ -273,8 +278,8 @@ def test_a_picture_has_a_method_as_it_is_asked_by_default_if_it_was(tmp_path):
     (part,) = make_report([run], tmp_path / "out").parts
     assert len(rows(make_report([run], tmp_path / "out"))) == 2
     for split, expected in (("validation", [24.0]), ("test", [90.0])):
-        panel = part.pictures[f"{split}/main"].args[0][0]
-        assert [modes["unconditional"].mean for _, _, modes in panel.rows] == expected
+        _, entries = figure(part, f"{split}/main")[0]
+        assert [entry.modes["unconditional"].mean for entry in entries] == expected
 
 
 def test_sets_of_other_texts_have_curves_of_their_own(tmp_path):
@@ -282,8 +287,8 @@ def test_sets_of_other_texts_have_curves_of_their_own(tmp_path):
         asked = {f"{n}": evaluation("ac-gpt", AC, r_max=r_max, length=n, split="test") for n in (15, 31)}
         scratch(tmp_path / f"{r_max}", (None,) * 5, r_max, output=f"{r_max}", further=asked)
     (part,) = make_report([tmp_path], tmp_path / "out").parts
-    ((_, curves),) = part.pictures["test/r_max"].args[0]
-    assert len([curve for curve in curves if curve.method == "ac-gpt"]) == 3  # two of ours, and the paper's
+    ((_, curves),) = figure(part, "test/r_max")
+    assert [curve[0].method for curve in curves] == ["ac-gpt"] * 3  # two of ours, and the paper's
 
 
 def test_the_papers_rows_stand_beside_ours_of_the_same_size_and_r_max(tmp_path):

@@ -8,36 +8,30 @@ the advantages over GPT, the tables of differences have the gain of a method fro
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import cache, partial
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
-from acgpt.common.files import read_json_object
-from acgpt.methods import METHODS
-from acgpt.query.modes import MODES, WITHOUT_FUTURE
+from acgpt.query.modes import WITHOUT_FUTURE
 from acgpt.report import pictures
 from acgpt.report.entries import (
     ADVANTAGE_COLUMNS,
-    ADVANTAGES,
     SETS,
+    TWIN_KEYS,
     Entry,
-    difference_column,
+    compare,
+    difference_columns,
     differences,
     entries_of,
     mode_columns,
-    variant,
 )
-from acgpt.report.left_out import name_hidden
-from acgpt.report.part import Part
-from acgpt.report.pictures import Curve, Panel
+from acgpt.report.paper import method_order, paper, paper_entries, paper_rows, size_title, sizes
+from acgpt.report.part import Part, name_hidden
 from acgpt.report.runs import Run
 from acgpt.report.tables import (
     INTERVALS,
     NO_CLEAR_BEST,
     Cell,
     Column,
-    Mean,
     Row,
     Table,
     comparable,
@@ -46,12 +40,11 @@ from acgpt.report.tables import (
     known_first,
 )
 
-PAPER = Path(__file__).parent / "paper" / "from_scratch.json"
 R_MAX = 0.6  # of the paper's main results
 MAX_PANELS = 8  # panels per size in one figure
 CAUSAL = "gpt"  # the baseline of costs and advantages
-# Recipe keys in which methods may differ.
-METHOD_KEYS = frozenset({"method", "conditioning", "loss", "target_positions"})
+# Recipe keys in which methods may differ, or the runs of an entry.
+METHOD_KEYS = TWIN_KEYS | {"loss", "target_positions", "seed"}
 
 COLUMNS = (
     Column("from", "from", terminal=False),
@@ -74,11 +67,10 @@ CAPTION = (
     "compared. ≤ marks an upper bound, which is not ranked. -- marks a mode that the method cannot answer."
 )
 DIFFERENCES = (
-    *(column for column in COLUMNS if column.key in ("r_max", "asked", "method", "corpus", "texts")),
+    *COLUMNS[1:6],
     *ADVANTAGE_COLUMNS,
-    difference_column("infilling_gain", "Inf gain"),
-    difference_column("training_gain", "TD gain"),
-    *(column for column in COLUMNS if column.key in ("seeds", "set")),
+    *difference_columns(infilling_gain="Inf gain", training_gain="TD gain"),
+    *COLUMNS[-2:],
 )
 DIFFERENCES_CAPTION = (
     "Relative difference in perplexity, in percent; positive: lower perplexity. With several seeds, mean perplexities "
@@ -91,38 +83,19 @@ OTHERS = (
     "The paper's rows have other texts, training budgets and evaluation datasets: compare the order of the methods, "
     "not the values. Bold follows the same rule, applied to the printed values."
 )
-
-
-class PaperEntry(NamedTuple):
-    """A row of the paper's tables, as an `Entry` in figures."""
-
-    name: str
-    method: str
-    modes: Mapping[str, Mean | None]
-
-
-Shown = TypeVar("Shown", Entry, PaperEntry)
-
-
-@cache
-def paper() -> dict[str, Any]:
-    """Read the paper's numbers."""
-    return read_json_object(PAPER)
-
-
-def size_title(size: str) -> str:
-    """Return the paper's name of a model size, or the size itself."""
-    return str(paper()["sizes"].get(size, size))
-
-
-def methods_in_order() -> list[str]:
-    """Return all methods, those of the paper first and in the order of its tables."""
-    return known_first(METHODS, paper()["methods"])
-
-
-def method_order(method: str) -> int:
-    """Return the index of a method in the paper's tables; unknown methods come last."""
-    return [*methods_in_order(), method].index(method)
+MAIN = (
+    "Perplexity of each method in the five modes ({panels}). Lower is better. Compare within a panel only. Hatched "
+    "bars are upper bounds. The tables list the numbers."
+)
+FUTURE = (
+    "Perplexity on the training distribution with the future (dark) and without it (light), and the relative change, "
+    "for methods that answer both exactly. Methods with more than twice the best perplexity without the future are in "
+    "the tables only. Compare within a panel only."
+)
+RANGES = (
+    "Perplexity by r_max, on the training distribution and unconditional. Models were trained and evaluated at the "
+    "same r_max. Each r_max has its own evaluation dataset. Dashed: the paper."
+)
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -130,170 +103,107 @@ def method_order(method: str) -> int:
 
 def make(runs: Sequence[Run]) -> Part | None:
     """Build the part on training from scratch; `None` if there is no such run."""
-    scratch = [run for run in runs if not run.base]
-    if not scratch:
+    entries, notes = entries_of([run for run in runs if not run.base])
+    if not entries:
         return None
-    entries, notes = entries_of(scratch)
-    content: dict[str, Any] = {"splits": {}, "differences": {}, "paper": paper()["source"]}
-    part = Part("from-scratch", "Training from scratch", content, {}, notes=notes)
+    content = {"splits": {}, "differences": {}, "paper": paper("from_scratch")["source"]}
+    part = Part("from-scratch", "Training from scratch", content, notes=notes)
     for of_split in grouped(entries, lambda entry: entry.evaluation.split):
-        split = of_split[0].evaluation.split
+        split, of_sizes = of_split[0].evaluation.split, by_size(of_split)
         folder = part.new_folder(split)
-        content["splits"][split] = {}
-        for size in sizes_of(of_split):
-            of_size = sort_entries([entry for entry in of_split if entry.first.size == size])
+        for size, of_size in of_sizes.items():
             title, stem = f"{size_title(size)}, {split}", f"{folder}/{file_name(size)}"
-            part.tables[stem] = perplexity_table(title, size, of_size)
-            content["splits"][split][size] = part.tables[stem].as_dicts()
+            rows = perplexity_rows(size, of_size)
+            part.add_table(stem, Table(title, CAPTION, COLUMNS, rows, "method", SETS, OTHERS), "splits", split, size)
             if rows := difference_rows(of_size):
-                table = Table(f"{title}: differences", DIFFERENCES_CAPTION, DIFFERENCES, tuple(rows), "method", SETS)
-                part.tables[f"{stem}-differences"] = table
-                content["differences"].setdefault(split, {})[size] = table.as_dicts()
-        add_pictures(part, folder, of_split)
+                table = Table(f"{title}: differences", DIFFERENCES_CAPTION, DIFFERENCES, rows, "method", SETS)
+                part.add_table(f"{stem}-differences", table, "differences", split, size)
+        add_pictures(part, folder, of_split, of_sizes)
     return part
 
 
-def sort_entries(entries: Sequence[Entry]) -> list[Entry]:
-    """Sort entries by r_max, by dataset with the largest first, then by method in the paper's order."""
-    groups = sorted(
-        grouped(entries, lambda entry: entry.group), key=lambda group: (group[0].r_max, -group[0].evaluation.texts)
-    )
-    return [entry for group in groups for entry in by_method(group)]
+def by_size(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Return the entries by size: those of the paper in its order, then others.
 
-
-def by_method(entries: Sequence[Entry]) -> list[Entry]:
-    """Sort entries by method in the paper's order, then by options."""
-    return sorted(entries, key=lambda entry: (method_order(entry.method), entry.evaluation.options))
-
-
-def perplexity_table(title: str, size: str, entries: Sequence[Entry]) -> Table:
-    """Build the table of one size, with the paper's rows after each r_max."""
-    rows = [
-        entry.row({"from": "here", **description(entry), **entry.modes, "chance": entry.chance}, note(entry))
-        for entry in entries
+    Those of a size are sorted by r_max, by dataset with the largest first, then by method in the paper's order and by
+    options.
+    """
+    groups = grouped(entries, lambda entry: entry.group)
+    groups.sort(key=lambda group: (group[0].r_max, -group[0].evaluation.texts))
+    ordered = [
+        entry
+        for group in groups
+        for entry in sorted(group, key=lambda entry: (method_order(entry.method), entry.evaluation.options))
     ]
-    rows += paper_rows(paper(), "perplexities", size, {entry.r_max for entry in entries})
-    rows.sort(key=lambda row: (row.cells["r_max"], row.paper))
-    return Table(title, CAPTION, COLUMNS, tuple(rows), "method", SETS, OTHERS)
+    names = known_first((entry.run.size for entry in entries), sizes())
+    return {size: [entry for entry in ordered if entry.run.size == size] for size in names}
 
 
 def description(entry: Entry) -> dict[str, Cell]:
     """Return the cells that identify a row."""
-    run, texts = entry.first, entry.evaluation.texts
+    run, texts = entry.run, entry.evaluation.texts
     cells: dict[str, Cell] = {"r_max": entry.r_max, "asked": texts, "method": entry.name, "corpus": run.corpus}
-    return cells | {"texts": run.budget[0], "seeds": len(entry.runs)}
+    return cells | {"texts": run.budget[0], "seeds": len(entry.evaluations)}
 
 
 def note(entry: Entry) -> str | None:
     """Return the footnote on the runs of a row, if it needs one."""
-    remarks = [] if entry.at_training_r_max else [f"trained with r_max {entry.first.r_max:g}"]
+    seeds = len(entry.evaluations)
+    remarks = [] if entry.at_training_r_max else [f"trained with r_max {entry.run.r_max:g}"]
     for mode, mean in entry.modes.items():
-        if mean is not None and mean.runs != len(entry.runs):
-            remarks.append(f"{mode}: {mean.runs} of {len(entry.runs)} seeds")
+        remarks += [f"{mode}: {mean.runs} of {seeds} seeds"] if mean and mean.runs != seeds else []
     return "; ".join(remarks) + "." if remarks else None
 
 
-def difference_rows(entries: Sequence[Entry]) -> list[Row]:
-    """Return the rows of gains and losses of one size, of the entries that have any."""
+def perplexity_rows(size: str, entries: Sequence[Entry]) -> tuple[Row, ...]:
+    """Return the rows of the five modes, with the paper's rows after each r_max."""
     rows = []
     for entry in entries:
-        gains: dict[str, Cell] = {
-            f"{mode}_gain": gain for mode, gain in differences(entry, entry, WITHOUT_FUTURE).items()
-        }
-        twin, twin_note = causal_twin(entry, entries), None
-        if twin is not None:
-            gains |= differences(entry, twin, ADVANTAGES)
-            keys = differing_keys(entry, twin)
-            twin_note = f"GPT differs in {', '.join(keys)}." if keys else None
-        if gains:
+        chance = max((each.chance for each in entry.evaluations if each.chance is not None), default=None)
+        rows.append(entry.row({"from": "here", **description(entry), **entry.modes, "chance": chance}, note(entry)))
+    rows += paper_rows("from_scratch", "perplexities", size, {entry.r_max for entry in entries})
+    return tuple(sorted(rows, key=lambda row: (row.cells["r_max"], row.paper)))
+
+
+def difference_rows(entries: Sequence[Entry]) -> tuple[Row, ...]:
+    """Return the rows of gains and losses of one size, of the entries that have any."""
+    rows, causal = [], [entry for entry in entries if entry.method == CAUSAL]
+    for entry in entries:
+        compared = compare(entry, causal if entry.method != CAUSAL else [], "GPT", METHOD_KEYS)
+        own = {f"{mode}_gain": gain for mode, gain in differences(entry, entry, WITHOUT_FUTURE).items()}
+        if gains := own | compared.advantages:
+            twin_note = compared.note if compared.twin else None
             rows.append(entry.row({**description(entry), **gains}, note(entry), twin_note))
-    return rows
-
-
-def causal_twin(entry: Entry, entries: Sequence[Entry]) -> Entry | None:
-    """Return the comparable runs of GPT; if there are several, those whose recipe differs least."""
-    if entry.method == CAUSAL:
-        return None
-    twins = [other for other in entries if other.method == CAUSAL and other.group == entry.group]
-    return min(twins, key=lambda twin: len(differing_keys(entry, twin)), default=None)
-
-
-def differing_keys(entry: Entry, twin: Entry) -> list[str]:
-    """Return the recipe keys, besides those of the method, in which training differed from GPT's."""
-    ours, theirs = variant(entry.first), variant(twin.first)
-    return [key for key in theirs if key not in METHOD_KEYS and ours.get(key) != theirs[key]]
-
-
-def paper_rows(numbers: Mapping[str, Any], table: str, size: str, r_maxes: set[float], **more: Cell) -> list[Row]:
-    """Return the rows of a size in one of the paper's tables, with `more` cells."""
-    rows = []
-    for row in numbers[table]:
-        corpus, r_max = row["corpus"], row["r_max"]
-        if row["model"] == size and r_max in r_maxes:
-            cells: dict[str, Cell] = {"from": "paper", "r_max": r_max, "corpus": corpus, **more}
-            cells |= {"method": METHODS[row["method"]].title, "seeds": numbers["seeds"].get(corpus)}
-            rows.append(Row(cells | paper_modes(numbers, row), ("paper", corpus, r_max), paper=True))
-    return rows
-
-
-def paper_modes(numbers: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Mean | None]:
-    """Return a row of the paper as a `Mean` per mode."""
-    digits = numbers["digits"][row["corpus"]]
-    pairs = {mode: row[mode] for mode in MODES}
-    return {mode: Mean(pair[0], pair[1], digits=digits) if pair else None for mode, pair in pairs.items()}
+    return tuple(rows)
 
 
 # ---- pictures -------------------------------------------------------------------------------------------------------
 
 
-def add_pictures(part: Part, folder: str, entries: Sequence[Entry]) -> None:
-    """Add the figures of one split, and what they do not show."""
-    panels, shown = main_panels(entries)
+def add_pictures(part: Part, folder: str, entries: Sequence[Entry], of_sizes: Mapping[str, list[Entry]]) -> None:
+    """Add the figures of one split, with captions that name what they do not show."""
+
+    def not_shown(shown: Iterable[Entry]) -> str:
+        runs = {each.run for entry in shown for each in entry.evaluations}
+        return name_hidden(each.run.name for entry in entries for each in entry.evaluations if each.run not in runs)
+
+    panels = main_panels(of_sizes)
     if not panels:
         part.notes.append(f"no figure of {folder}: no run was evaluated at the r_max of its training.")
         return
-    colours = {name: METHODS[name].colour for name in methods_in_order()}
-    figures = {
-        "main": (
-            partial(pictures.methods, panels, colours),
-            f"Perplexity of each method in the five modes ({'; '.join(panel.title for panel in panels)}). Lower is "
-            "better. Compare within a panel only. Hatched bars are upper bounds. The tables list the numbers."
-            + not_shown(entries, shown),
-        )
-    }
-    future_panels, shown = main_panels(entries, only_competitive=True)
-    if shown:
-        figures["future"] = (
-            partial(pictures.with_and_without, future_panels),
-            "Perplexity on the training distribution with the future (dark) and without it (light), and the relative "
-            "change, for methods that answer both exactly. Methods with more than twice the best perplexity without "
-            "the future are in the tables only. Compare within a panel only.",
-        )
-    curves = [(size, in_size) for size in sizes_of(entries) if (in_size := sweep(size, entries))]
+    caption = MAIN.format(panels="; ".join(title for title, _ in panels))
+    hidden = not_shown(entry for _, members in panels for entry in members)
+    part.pictures[f"{folder}/main"] = partial(pictures.methods, panels), caption + hidden
+    panels = main_panels(of_sizes, only_competitive=True)
+    if any(entry.evaluations for _, members in panels for entry in members):
+        part.pictures[f"{folder}/future"] = partial(pictures.with_and_without, panels), FUTURE
+    curves = [(size_title(size), found) for size, of_size in of_sizes.items() if (found := sweep(size, of_size))]
     if curves:
-        titled = [(size_title(size), [curve for curve, _ in in_size]) for size, in_size in curves]
-        figures["r_max"] = (
-            partial(pictures.ranges, titled, colours),
-            "Perplexity by r_max, on the training distribution and unconditional. Models were trained and evaluated at "
-            "the same r_max. Each r_max has its own evaluation dataset. Dashed: the paper."
-            + not_shown(entries, [entry for _, in_size in curves for _, points in in_size for entry in points]),
-        )
-    for stem, (draw, caption) in figures.items():
-        part.pictures[f"{folder}/{stem}"], part.captions[f"{folder}/{stem}"] = draw, caption
+        hidden = not_shown(entry for _, found in curves for curve in found for entry in curve)
+        part.pictures[f"{folder}/r_max"] = partial(pictures.ranges, curves), RANGES + hidden
 
 
-def not_shown(entries: Sequence[Entry], shown: Sequence[Entry]) -> str:
-    """Return the end of a caption: the runs of `entries` that are not `shown`, if there are any."""
-    runs = {run for entry in shown for run in entry.runs}
-    return name_hidden(run.name for entry in entries for run in entry.runs if run not in runs)
-
-
-def sizes_of(entries: Sequence[Entry]) -> list[str]:
-    """Return the sizes: those of the paper in its order, then others."""
-    return known_first((entry.first.size for entry in entries), paper()["sizes"])
-
-
-def main_panels(entries: Sequence[Entry], only_competitive: bool = False) -> tuple[list[Panel], list[Entry]]:
+def main_panels(of_sizes: Mapping[str, list[Entry]], only_competitive: bool = False) -> list[pictures.Panel]:
     """Choose for each size the methods at the r_max of the paper's main results, and add the paper's numbers.
 
     The first panel of a size is of the evaluation dataset and training budget with most methods. Runs that it does not
@@ -301,58 +211,36 @@ def main_panels(entries: Sequence[Entry], only_competitive: bool = False) -> tup
     evaluated with several options are shown with the default ones.
 
     Args:
-        entries: Entries of one split.
+        of_sizes: Entries of one split by size.
         only_competitive: Whether a panel has only its `competitive` entries.
-
-    Returns:
-        The panels, and the entries in them.
     """
-    panels: list[Panel] = []
-    shown: list[Entry] = []
-    default = asked_by_default(entries)
-    for size in sizes_of(entries):
-        of_size = [entry for entry in default if entry.first.size == size and entry.at_training_r_max]
-        groups = [by_method(group) for group in grouped(of_size, lambda entry: entry.group)]
-        if only_competitive:
-            groups = [members for members in map(competitive, groups) if members]
+    choose = competitive if only_competitive else list[Entry]
+    panels: list[pictures.Panel] = []
+    for size, entries in of_sizes.items():
+        default = {(entry.run, entry.group) for entry in entries if not entry.evaluation.options}
+        own = [e for e in entries if e.at_training_r_max]
+        own = [e for e in own if not e.evaluation.options or (e.run, e.group) not in default]
+        groups = [chosen for group in grouped(own, lambda entry: entry.group) if (chosen := choose(group))]
         if not groups:
             continue
         groups.sort(key=rating, reverse=True)
         title, r_max, runs, most = size_title(size), groups[0][0].r_max, set[Run](), len(panels) + MAX_PANELS
-        for members in groups:
-            own = {run for entry in members for run in entry.runs}
-            if members[0].r_max == r_max and not own <= runs and len(panels) < most:  # some run is in no earlier panel
-                runs |= own
-                shown += members
-                panels.append(panel(panel_title(title, members[0]), members))
-        from_paper = [row for row in paper()["perplexities"] if (row["model"], row["r_max"]) == (size, r_max)]
-        for rows in grouped(from_paper, lambda row: row["corpus"]):
-            printed = [
-                PaperEntry(METHODS[row["method"]].title, row["method"], paper_modes(paper(), row)) for row in rows
-            ]
-            if printed := competitive(printed) if only_competitive else printed:
-                panels.append(
-                    panel(f"the paper: {title}, r_max {r_max:g}, {rows[0]['corpus']}", printed, from_paper=True)
-                )
-    return panels, shown
-
-
-def panel(title: str, entries: Sequence[Shown], from_paper: bool = False) -> Panel:
-    """Return a panel of these entries."""
-    return Panel(title, tuple((entry.name, entry.method, entry.modes) for entry in entries), from_paper)
+        for group in groups:
+            of_group = {each.run for entry in group for each in entry.evaluations}
+            if group[0].r_max == r_max and not of_group <= runs and len(panels) < most:  # some run is in no earlier one
+                runs |= of_group
+                panels.append((panel_title(title, group[0]), group))
+        for corpus in paper("from_scratch")["digits"]:
+            if printed := choose(paper_entries(model=size, r_max=r_max, corpus=corpus)):
+                panels.append((f"the paper: {title}, r_max {r_max:g}, {corpus}", printed))
+    return panels
 
 
 def panel_title(size: str, entry: Entry) -> str:
     """Return the title of the panel of an entry: what is common to the entries of its group."""
-    evaluation, (texts, tokens) = entry.evaluation, entry.first.budget
+    evaluation, (texts, tokens) = entry.evaluation, entry.run.budget
     dataset = f"r_max {entry.r_max:g}, {evaluation.texts:,} texts, set {evaluation.hash[:8]}"
-    return f"{size}, {dataset}, trained on {texts:,} texts ({tokens:,} tokens) of {entry.first.corpus}"
-
-
-def asked_by_default(entries: Sequence[Entry]) -> list[Entry]:
-    """Drop entries with options if the same dataset was also evaluated with the defaults."""
-    default = {(entry.first, entry.group) for entry in entries if not entry.evaluation.options}
-    return [entry for entry in entries if not entry.evaluation.options or (entry.first, entry.group) not in default]
+    return f"{size}, {dataset}, trained on {texts:,} texts ({tokens:,} tokens) of {entry.run.corpus}"
 
 
 def rating(entries: Sequence[Entry]) -> tuple[bool, bool, int, int]:
@@ -362,53 +250,40 @@ def rating(entries: Sequence[Entry]) -> tuple[bool, bool, int, int]:
     return future, entries[0].r_max == R_MAX, len(methods), entries[0].evaluation.texts
 
 
-def competitive(entries: Sequence[Shown]) -> list[Shown]:
+def competitive(entries: Sequence[Entry]) -> list[Entry]:
     """Keep only the methods that answer the training distribution exactly, with and without the future.
 
     Like the paper's figure, it shows only competitive methods: perplexities without the future of more than twice the
     best are dropped.
     """
-    without_future = [comparable(entry.modes[WITHOUT_FUTURE["training"]]) for entry in entries]
-    limit = 2 * min((value for value in without_future if value is not None), default=0.0)
-    return [
-        entry for entry, value in zip(entries, without_future, strict=True)
-        if comparable(entry.modes["training"]) is not None and value is not None and value <= limit
-    ]  # fmt: skip
+    values = {entry: comparable(entry.modes[WITHOUT_FUTURE["training"]]) for entry in entries}
+    limit = 2 * min((value for value in values.values() if value is not None), default=0.0)
+    exact = [entry for entry in entries if comparable(entry.modes["training"]) is not None]
+    return [entry for entry in exact if (value := values[entry]) is not None and value <= limit]
 
 
-def sweep(size: str, entries: Sequence[Entry]) -> list[tuple[Curve, list[Entry]]]:
-    """Return the curves of a size over r_max with their entries, then the paper's; none if there is only one r_max.
+def sweep(size: str, entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Return the curves of a size over r_max, then the paper's; none if there is only one r_max.
 
     If an r_max was evaluated on datasets of several sizes, the curve uses the size with the most points, then the
     largest.
     """
-    points = [
-        entry
-        for entry in entries
-        if entry.first.size == size and entry.at_training_r_max and not entry.evaluation.bound
-    ]
-    points.sort(key=lambda entry: entry.r_max)
+    points = [entry for entry in entries if entry.at_training_r_max and not entry.evaluation.bound]
     curves = []
     for candidates in grouped(points, curve_key):
-        by_texts = grouped(candidates, lambda entry: entry.evaluation.texts)
-        r_maxes, _, members = max(
-            (len({entry.r_max for entry in members}), members[0].evaluation.texts, members) for members in by_texts
-        )
-        if r_maxes > 1:
-            curve = tuple((entry.r_max, entry.modes) for entry in members)
-            curves.append((Curve(members[0].name, members[0].method, curve), members))
+        of_texts = grouped(candidates, lambda entry: entry.evaluation.texts)
+        curve = max(of_texts, key=lambda same: (len({entry.r_max for entry in same}), same[0].evaluation.texts))
+        if len({entry.r_max for entry in curve}) > 1:
+            curves.append(curve)
     curves.sort(key=lambda curve: method_order(curve[0].method))
-    for method in dict.fromkeys(curve.method for curve, _ in curves):
-        rows = [row for row in paper()["perplexities"] if (row["model"], row["method"]) == (size, method)]
-        from_paper = tuple((row["r_max"], paper_modes(paper(), row)) for row in rows if row["corpus"] == "WikiText-103")
-        if from_paper:
-            curves.append((Curve(f"{METHODS[method].title}, the paper", method, from_paper, paper=True), []))
-    return curves
+    methods = dict.fromkeys(curve[0].method for curve in curves)
+    printed = [paper_entries(model=size, method=method, corpus="WikiText-103") for method in methods]
+    return [*curves, *filter(None, printed)]
 
 
 def curve_key(entry: Entry) -> str:
     """Return the key of entries on one curve: equal but for r_max in training, and r_max and texts in evaluation."""
-    recipe = variant(entry.first)
+    recipe = dict(entry.run.variant)
     if "conditioning" in recipe:
         recipe["conditioning"] = {key: value for key, value in recipe["conditioning"].items() if key != "r_max"}
     dataset = [entry.evaluation.dataset.get(key) for key in ("length", "seed", "corpus_hash")]

@@ -6,12 +6,13 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import product
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from acgpt.methods import METHODS
 from acgpt.query.modes import MODES
-from acgpt.report.tables import Mean
+from acgpt.report.entries import Entry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,40 +20,9 @@ if TYPE_CHECKING:
 
 WITH_FUTURE, WITHOUT_FUTURE, PAPER = "#1b7f5c", "#8fcbb4", "#adb5bd"
 LINES = (WITH_FUTURE, "#3a6ea5", "#d1495b", "#7b5ea7", "#e09f3e", "#2a9d8f")
+Panel = tuple[str, Sequence[Entry]]  # a title, and entries that are comparable with each other
 LEGEND_WIDTH = 140  # characters of all names in a line of a legend
 LOG_SCALE_RATIO = 4  # largest over smallest perplexity from which an axis is logarithmic
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Methods that are comparable with each other.
-
-    Args:
-        title: Title of the panel.
-        rows: Name, method, and perplexity by mode of each row.
-        paper: Whether the numbers are the paper's.
-    """
-
-    title: str
-    rows: tuple[tuple[str, str, Mapping[str, Mean | None]], ...]
-    paper: bool = False
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A method over r_max.
-
-    Args:
-        name: Name of the curve.
-        method: The method.
-        points: r_max, and the perplexity by mode.
-        paper: Whether the numbers are the paper's.
-    """
-
-    name: str
-    method: str
-    points: tuple[tuple[float, Mapping[str, Mean | None]], ...]
-    paper: bool = False
 
 
 def render_figure(draw: Callable[[], Figure], png_metadata: Mapping[str, str] | None = None) -> dict[str, bytes]:
@@ -115,60 +85,63 @@ def sweep(curves: Sequence[tuple[str, bool, Sequence[tuple[Any, Any]]]]) -> Figu
     return figure
 
 
-def methods(panels: Sequence[Panel], colours: Mapping[str, str]) -> Figure:
+def methods(panels: Sequence[Panel]) -> Figure:
     """Draw every method in every mode as bars with deviations, one panel below the other."""
     from matplotlib.patches import Patch
 
     figure, axes = canvas(10, 3.1 * len(panels) + 0.5, len(panels))
     styles: dict[str, dict[str, Any]] = {}
-    for panel in panels:
-        used: list[str] = []
-        for name, method, _ in panel.rows:
-            colour = colours.get(method, PAPER)
-            styles.setdefault(name, {"color": colour, "alpha": 0.6 ** used.count(colour)})
+    for ax, (title, entries) in zip(axes, panels, strict=True):
+        width, used = 0.8 / len(entries), list[str]()
+        for number, entry in enumerate(entries):
+            colour = colour_of(entry.method)
+            style = styles.setdefault(entry.name, {"color": colour, "alpha": 0.6 ** used.count(colour)})
             used.append(colour)  # further rows of a method in a panel are paler
-    for ax, panel in zip(axes, panels, strict=True):
-        width = 0.8 / len(panel.rows)
-        for number, (name, _, modes) in enumerate(panel.rows):
             for x, mode in enumerate(MODES):
-                mean = modes[mode]
-                if mean is None or not math.isfinite(mean.mean):
-                    continue
-                position = x + width * (number - (len(panel.rows) - 1) / 2)
-                bar = ax.bar(
-                    position, mean.mean, 0.9 * width, yerr=mean.std, **styles[name], edgecolor="white",
-                    hatch="///" if mean.bound else None, error_kw={"elinewidth": 0.8, "ecolor": "0.25"},
-                )  # fmt: skip
-                label = "≤{:.1f}" if mean.bound else "{:.1f}"
-                ax.bar_label(bar, fmt=label, fontsize=6.5, padding=2, rotation=90)
-        ax.set_title(fill(panel.title, 110), fontsize=10)
+                mean = entry.modes[mode]
+                if mean is not None and math.isfinite(mean.mean):
+                    position = x + width * (number - (len(entries) - 1) / 2)
+                    bar = ax.bar(
+                        position, mean.mean, 0.9 * width, yerr=mean.std, **style, edgecolor="white",
+                        hatch="///" if mean.bound else None, error_kw={"elinewidth": 0.8, "ecolor": "0.25"},
+                    )  # fmt: skip
+                    label = "≤{:.1f}" if mean.bound else "{:.1f}"
+                    ax.bar_label(bar, fmt=label, fontsize=6.5, padding=2, rotation=90)
+        ax.set_title(fill(title, 110), fontsize=10)
         ax.set_xticks(range(len(MODES)), [mode.title for mode in MODES.values()], fontsize=8)
-        scale_y_axis(ax, [mean.mean for *_, modes in panel.rows for mean in modes.values() if mean is not None])
+        scale_y_axis(ax, [mean.mean for entry in entries for mean in entry.modes.values() if mean is not None])
         ax.spines[["top", "right"]].set_visible(False)
     add_legend(figure, {name: Patch(**style) for name, style in styles.items()})
     return figure
+
+
+def colour_of(method: str) -> str:
+    """Return the colour of a method in figures."""
+    return METHODS[method].colour if method in METHODS else PAPER
 
 
 def scale_y_axis(axes: Axes, values: Sequence[float]) -> None:
     """Leave room above the bars for labels; use a log scale if some bars are much higher than others."""
     finite = [value for value in values if math.isfinite(value)]
     axes.set_ylabel("perplexity")
-    if finite and max(finite) > LOG_SCALE_RATIO * min(finite):
-        use_log_scale(axes)
+    if use_log_scale(axes, finite):
         axes.set_ylim(min(finite) / 2, max(finite) * 4)
     else:
         axes.margins(y=0.28)
 
 
-def use_log_scale(axes: Axes) -> None:
-    """Use a log scale with plain numbers as labels."""
+def use_log_scale(axes: Axes, values: Sequence[float]) -> bool:
+    """Use a log scale with plain numbers as labels if some values are much higher than others; return whether."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
+    if not values or max(values) <= LOG_SCALE_RATIO * min(values):
+        return False
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel("perplexity, logarithmic")
+    return True
 
 
 def with_and_without(panels: Sequence[Panel]) -> Figure:
@@ -178,20 +151,17 @@ def with_and_without(panels: Sequence[Panel]) -> Figure:
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = canvas(5.5 * columns, 3.4 * rows + 0.3, rows, columns)
-    for ax, panel in zip(axes, panels, strict=False):
-        values = []
-        for x, (*_, modes) in enumerate(panel.rows):
-            future, without = modes["training"], modes["training-no-future"]
+    for ax, (title, entries) in zip(axes, panels, strict=False):
+        values, names = [], []
+        for x, entry in enumerate(entries):
+            future, without = entry.modes["training"], entry.modes["training-no-future"]
             assert future is not None and without is not None
             for position, mean, colour in ((x - 0.2, future, WITH_FUTURE), (x + 0.2, without, WITHOUT_FUTURE)):
                 bar = ax.bar(position, mean.mean, 0.38, yerr=mean.std, color=colour, error_kw={"elinewidth": 0.8})
                 values.append(mean.mean)
                 ax.bar_label(bar, fmt="{:.1f}", fontsize=7, padding=2)
-        names = [
-            f"{name}\n{100 * (modes['training'].mean / modes['training-no-future'].mean - 1):+.1f} %"  # type: ignore[union-attr]
-            for name, _, modes in panel.rows
-        ]
-        ax.set_title(fill(panel.title, 64), fontsize=8)
+            names.append(f"{entry.name}\n{100 * (future.mean / without.mean - 1):+.1f} %")
+        ax.set_title(fill(title, 64), fontsize=8)
         ax.set_xticks(range(len(names)), names, fontsize=8)
         scale_y_axis(ax, values)
         ax.spines[["top", "right"]].set_visible(False)
@@ -201,30 +171,33 @@ def with_and_without(panels: Sequence[Panel]) -> Figure:
     return figure
 
 
-def ranges(sizes: Sequence[tuple[str, Sequence[Curve]]], colours: Mapping[str, str]) -> Figure:
-    """Draw perplexity against r_max: training distribution (left) and unconditional (right); a row per size."""
+def ranges(sizes: Sequence[tuple[str, Sequence[Sequence[Entry]]]]) -> Figure:
+    """Draw perplexity against r_max: training distribution (left) and unconditional (right).
+
+    Args:
+        sizes: A row per size: its title, and curves, whose entries are sorted by r_max.
+    """
     figure, axes = canvas(10, 3.6 * len(sizes) + 0.6, len(sizes), 2)
     handles: dict[str, Any] = {}
-    for number, (title, curves) in enumerate(sizes):
-        for ax, mode in zip(axes[2 * number : 2 * number + 2], ("training", "unconditional"), strict=True):
-            values = []
-            for curve in curves:
-                points = [(r_max, mean) for r_max, modes in curve.points if (mean := modes[mode]) is not None]
-                points = [(r_max, mean) for r_max, mean in points if math.isfinite(mean.mean)]
-                if not points:
-                    continue
-                values += [mean.mean for _, mean in points]
-                line = ax.errorbar(
-                    [r_max for r_max, _ in points], [mean.mean for _, mean in points],
-                    [mean.std or 0.0 for _, mean in points], color=colours.get(curve.method, PAPER), capsize=2,
-                    linestyle="--" if curve.paper else "-", alpha=0.5 if curve.paper else 1, marker="o", markersize=4,
-                )  # fmt: skip
-                handles.setdefault(curve.name, line)
-            ax.set_ylabel("perplexity")
-            if values and max(values) > LOG_SCALE_RATIO * min(values):
-                use_log_scale(ax)
-            ax.set_title(f"{title}: {MODES[mode].title.lower()}", fontsize=10)
-            ax.set_xlabel("r_max")
-            ax.grid(alpha=0.3)
+    for ax, ((title, curves), mode) in zip(axes, product(sizes, ("training", "unconditional")), strict=True):
+        values = []
+        for curve in curves:
+            paper = not curve[0].evaluations
+            points = [(entry.r_max, mean) for entry in curve if (mean := entry.modes[mode])]
+            points = [(r_max, mean) for r_max, mean in points if math.isfinite(mean.mean)]
+            if not points:
+                continue
+            values += [mean.mean for _, mean in points]
+            line = ax.errorbar(
+                [r_max for r_max, _ in points], [mean.mean for _, mean in points],
+                [mean.std or 0.0 for _, mean in points], color=colour_of(curve[0].method), capsize=2,
+                linestyle="--" if paper else "-", alpha=0.5 if paper else 1, marker="o", markersize=4,
+            )  # fmt: skip
+            handles.setdefault(curve[0].name + ", the paper" * paper, line)
+        ax.set_ylabel("perplexity")
+        use_log_scale(ax, values)
+        ax.set_title(f"{title}: {MODES[mode].title.lower()}", fontsize=10)
+        ax.set_xlabel("r_max")
+        ax.grid(alpha=0.3)
     add_legend(figure, handles)
     return figure

@@ -4,7 +4,7 @@
     RUN/*.json           further evaluations, as `acgpt evaluate … -o RUN/test.json` writes them
     RUN/*.per-text.json  the sums per document of each evaluation (evaluation/per_text.py)
 
-Nothing is computed here, and no model is read.
+`measurements` has them as a tidy table. Nothing is computed here, and no model is read.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,176 +28,106 @@ from acgpt.methods import method_of
 from acgpt.query.conditioning import Conditioning, Empty
 from acgpt.query.modes import MODES, distributions
 from acgpt.report.tables import grouped
+from acgpt.training.recipe import FREE, Recipe
 from acgpt.training.run_folder import CONFIG, RESULTS
 
 DEFAULT_BASE = "SmolLM2-135M-Instruct"  # the model behind the base "default"
-MEASUREMENTS = [  # the columns of `measurements`
+DEFAULTS = json.loads(json.dumps({key.name: key.default for key in fields(Recipe) if key.default is not MISSING}))
+MEASUREMENTS = (  # the columns of `measurements`
     "run", "method", "model", "corpus", "texts", "tokens", "r_max", "seed",
     "split", "set", "set_texts", "set_r_max", "options", "mode", "perplexity", "bound", "chance",
-]  # fmt: skip
+)  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class RunEvaluation:
-    """One evaluation of a run.
-
-    Args:
-        split: Split of the corpus; the file's name if the evaluation dataset does not name one.
-        content: The evaluation as it was written.
-        per_text: Sums per document or text, if they were kept.
-    """
-
-    split: str
-    content: Mapping[str, Any]
-    per_text: PerText | None = None
-
-    @property
-    def dataset(self) -> Mapping[str, Any]:
-        """Description of the evaluation dataset, from `EvaluationDataset.as_dict`."""
-        dataset: Mapping[str, Any] = self.content["set"]
-        return dataset
-
-    @cached_property
-    def modes(self) -> Mapping[str, float | None]:
-        """Perplexity by mode, possibly infinite; `None` if the mode was not or cannot be answered."""
-
-        def perplexity(answer: Mapping[str, Any] | None) -> float | None:
-            if answer is None:
-                return None
-            return math.inf if answer["perplexity"] is None else float(answer["perplexity"])  # JSON has no infinity
-
-        return {mode: perplexity(self.content["modes"].get(mode)) for mode in MODES}
-
-    @property
-    def chance(self) -> float | None:
-        """Half of the widest 95 % interval of a mode, in percent of its perplexity; `None` without intervals."""
-        answers = [answer for answer in self.content["modes"].values() if answer and answer.get("interval")]
-        widths = [(high - low) / answer["perplexity"] for answer in answers for low, high in [answer["interval"]]]
-        return 50 * max(widths) if widths else None
-
-    @property
-    def hash(self) -> str:
-        """Hash of the evaluation dataset. Two evaluations are comparable if and only if their hashes are equal."""
-        return str(self.dataset["hash"])
-
-    @property
-    def texts(self) -> int:
-        """Number of texts in the evaluation dataset."""
-        return int(self.dataset.get("texts") or 0)
-
-    @property
-    def intervals(self) -> str:
-        """Over what the intervals of the evaluation are."""
-        resampled = self.content.get("bootstrap") or {}
-        return f"{resampled['units']} documents" if resampled.get("unit") == DOCUMENTS else "texts"
-
-    @property
-    def options(self) -> str:
-        """Non-default options of the method, such as "order=random"; "" for the defaults."""
-        return ", ".join(options_of(self.content))
-
-    @property
-    def completeness(self) -> tuple[int, bool]:
-        """Number of answered modes, and whether sums per document or text were kept."""
-        return sum(value is not None for value in self.modes.values()), self.per_text is not None
-
-    @property
-    def bound(self) -> bool:
-        """Whether the perplexities are only upper bounds."""
-        return bool(self.content.get("bound"))
-
-
-@dataclass(frozen=True, eq=False)
 class Run:
     """A finished run.
 
-    Args:
+    Attributes:
         name: Name of its folder, with as many parents as make it unique.
         folder: Folder, as the user named it.
         results: Contents of its `results.json`.
+        recipe: The recipe; a key that an earlier version did not have has its default.
+        method: Name of the method.
+        causal: Whether the method does not read the future.
+        base: The pretrained model that was fine-tuned, as a normalized path; "" for a run from scratch.
+        size: Name of the model size, or its layers and width, of a run from scratch; "" for a fine-tuned model.
+        lora: The LoRA settings of the recipe; `None` if all weights were trained.
+        adapter: Name of the adapter, as the paper writes it.
+        seed: Seed of the weights, the order of the texts and the conditioning sets.
+        corpus: Name of the corpus's folder.
+        budget: Number of texts and of tokens read in training.
+        conditioning: Distribution of conditioning sets in training.
+        r_max: Largest share of a text that was given in training.
+        mix: Autoregressive mixing: the share of training texts with nothing given. It is 0 for a causal run.
+        variant: Everything that decides what the run learns, except its seed, as JSON can hold it.
+        identity: Key that is the same for runs that differ only in their seed.
         evaluations: All of its evaluations, one for each evaluation dataset and options.
         notes: Which evaluations were left out, and why.
     """
 
-    name: str
-    folder: Path
-    results: Mapping[str, Any]
-    evaluations: tuple[RunEvaluation, ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def recipe(self) -> Mapping[str, Any]:
-        """The recipe, as it was written."""
-        recipe: Mapping[str, Any] = self.results["recipe"]
-        return recipe
-
-    @property
-    def base(self) -> str:
-        """The pretrained model that was fine-tuned, as a normalized path; "" for a run from scratch."""
+    def __init__(self, name: str, folder: Path, results: Mapping[str, Any]) -> None:
+        self.name, self.folder, self.results = name, folder, results
+        self.recipe: dict[str, Any] = DEFAULTS | results["recipe"]
+        self.method = str(self.recipe["method"])
+        self.causal = not method_of(self.method).reads_future
         base = str(self.recipe.get("base") or "")
-        return os.path.normpath(base) if base else ""
+        self.base = os.path.normpath(base) if base else ""
+        model = "" if base else self.recipe["model"]
+        self.size: str = model if isinstance(model, str) else f"{model['layers']}x{model['width']}"
+        self.lora: Mapping[str, Any] | None = self.recipe.get("lora")
+        rank = "" if self.lora is None or "rank" not in self.lora else f" r={self.lora['rank']}"
+        self.adapter = "Full FT" if self.lora is None else f"LoRA{rank}"
+        self.seed = int(self.recipe["seed"])
+        self.corpus = Path(self.recipe["corpus"]).name
+        self.budget = int(results["texts"]), int(results["tokens"])
+        causal = Conditioning((Empty(),))
+        self.conditioning = causal if self.causal else Conditioning.from_dict(self.recipe["conditioning"])
+        self.r_max = self.conditioning.r_max
+        weights = list(zip(self.conditioning.parts, self.conditioning.weights, strict=True))
+        empty = sum(weight for part, weight in weights if isinstance(part, Empty)) / sum(self.conditioning.weights)
+        self.mix = 0.0 if self.causal else round(empty, 12)
+        ignored = FREE | {"seed", "final_texts"} | ({"conditioning"} if self.causal else set())
+        decisive = [key for key in self.recipe if key not in ignored and not key.startswith("eval_")]
+        self.variant = {key: self.recipe[key] for key in decisive}
+        self.variant |= {"corpus": results["corpus_hash"], "budget": self.budget}
+        self.identity = json.dumps(self.variant, sort_keys=True)
+        self.evaluations: list[RunEvaluation] = []
+        self.notes: list[str] = []
 
-    @property
-    def lora(self) -> Mapping[str, Any] | None:
-        """The LoRA settings of the recipe; `None` if all weights were trained."""
-        return self.recipe.get("lora")
 
-    @property
-    def adapter(self) -> str:
-        """Name of the adapter, as the paper writes it."""
-        if self.lora is None:
-            return "Full FT"
-        return f"LoRA r={self.lora['rank']}" if "rank" in self.lora else "LoRA"
+class RunEvaluation:
+    """One evaluation of a run.
 
-    @property
-    def causal(self) -> bool:
-        """Whether the method does not read the future."""
-        return not method_of(str(self.recipe["method"])).reads_future
+    Attributes:
+        run: The run.
+        content: The evaluation as it was written.
+        dataset: Description of the evaluation dataset, from `EvaluationDataset.as_dict`.
+        hash: Hash of the evaluation dataset. Two evaluations are comparable if and only if their hashes are equal.
+        split: Split of the corpus; the file's name if the evaluation dataset does not name one.
+        texts: Number of texts in the evaluation dataset.
+        r_max: r_max of the evaluation dataset.
+        options: Non-default options of the method, such as "order=random"; "" for the defaults.
+        modes: Perplexity by mode, possibly infinite; `None` if the mode was not or cannot be answered.
+        bound: Whether the perplexities are only upper bounds.
+        chance: Half of the widest 95 % interval of a mode, in percent of its perplexity; `None` without intervals.
+        per_text: Sums per document or text, if they were kept.
+    """
 
-    @property
-    def method(self) -> str:
-        """Name of the method in the paper's tables."""
-        return "Baseline" if self.causal else method_of(str(self.recipe["method"])).title
-
-    @property
-    def size(self) -> str:
-        """Name of the model size, or its layers and width, of a run from scratch; "" for a fine-tuned model."""
-        model = "" if self.base else self.recipe["model"]
-        return model if isinstance(model, str) else f"{model['layers']}x{model['width']}"
-
-    @property
-    def seed(self) -> int:
-        """Seed of the weights, the order of the texts and the conditioning sets."""
-        return int(self.recipe["seed"])
-
-    @property
-    def corpus(self) -> str:
-        """Name of the corpus's folder."""
-        return Path(self.recipe["corpus"]).name
-
-    @property
-    def budget(self) -> tuple[int, int]:
-        """Number of texts and of tokens read in training."""
-        return int(self.results["texts"]), int(self.results["tokens"])
-
-    @cached_property
-    def conditioning(self) -> Conditioning:
-        """Distribution of conditioning sets in training."""
-        return Conditioning((Empty(),)) if self.causal else Conditioning.from_dict(self.recipe["conditioning"])
-
-    @property
-    def r_max(self) -> float:
-        """Largest share of a text that was given in training."""
-        return self.conditioning.r_max
-
-    @property
-    def mix(self) -> float:
-        """Autoregressive mixing: the share of training texts with nothing given. It is 0 for a causal run."""
-        if self.causal:
-            return 0.0
-        weights = zip(self.conditioning.parts, self.conditioning.weights, strict=True)
-        empty = sum(weight for part, weight in weights if isinstance(part, Empty))
-        return round(empty / sum(self.conditioning.weights), 12)
+    def __init__(self, run: Run, name: str, content: Mapping[str, Any], per_text: PerText | None = None) -> None:
+        self.run, self.content, self.per_text = run, content, per_text
+        self.dataset: Mapping[str, Any] = content["set"]
+        self.hash, self.split = str(self.dataset["hash"]), str(self.dataset.get("split") or name)
+        self.texts, self.r_max = int(self.dataset.get("texts") or 0), float(self.dataset.get("r_max") or 0.0)
+        if self.texts < 0:
+            raise ValueError(f"{self.texts} texts")
+        self.options, self.bound = ", ".join(options_of(content)), bool(content.get("bound"))
+        answers = {mode: answer for mode, answer in content["modes"].items() if answer is not None}
+        self.modes: dict[str, float | None] = dict.fromkeys(MODES)
+        for mode in filter(answers.get, MODES):
+            value = answers[mode]["perplexity"]
+            self.modes[mode] = math.inf if value is None else float(value)  # JSON has no infinity
+        spans = [(*answer["interval"], answer["perplexity"]) for answer in answers.values() if answer.get("interval")]
+        self.chance = max((50 * ((high - low) / perplexity) for low, high, perplexity in spans), default=None)
 
 
 def measurements(runs: Sequence[Run]) -> pd.DataFrame:
@@ -208,30 +137,17 @@ def measurements(runs: Sequence[Run]) -> pd.DataFrame:
     `set_r_max` describe the evaluation dataset. `perplexity` is missing where the method cannot answer.
     """
     records = [
-        {
-            "run": run.name,
-            "method": run.recipe["method"],
-            "model": run.base or run.size,
-            "corpus": run.corpus,
-            "texts": run.budget[0],
-            "tokens": run.budget[1],
-            "r_max": run.r_max,
-            "seed": run.seed,
-            "split": evaluation.split,
-            "set": evaluation.hash,
-            "set_texts": evaluation.texts,
-            "set_r_max": evaluation.dataset.get("r_max"),
-            "options": evaluation.options,
-            "mode": mode,
-            "perplexity": perplexity,
-            "bound": evaluation.bound,
-            "chance": evaluation.chance,
-        }
-        for run in runs
-        for evaluation in run.evaluations
-        for mode, perplexity in evaluation.modes.items()
-    ]
-    return pd.DataFrame(records, columns=MEASUREMENTS).astype({"perplexity": float, "chance": float})
+        (
+            run.name, run.method, run.base or run.size, run.corpus, *run.budget, run.r_max, run.seed,
+            each.split, each.hash, each.texts, each.dataset.get("r_max"), each.options,
+            mode, perplexity, each.bound, each.chance,
+        )
+        for run in runs for each in run.evaluations for mode, perplexity in each.modes.items()
+    ]  # fmt: skip
+    return pd.DataFrame(records, columns=list(MEASUREMENTS)).astype({"perplexity": float, "chance": float})
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
 
 
 def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -271,7 +187,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def read_run(folder: Path, name: str) -> Run:
-    """Read one finished run."""
+    """Read one finished run with its evaluations."""
     if not folder.is_dir():
         problem = f"{folder} is a file" if folder.is_file() else f"there is no folder {folder}"
         raise InputError(f"{problem}: name the folder of a run (output=… in its recipe).")
@@ -285,9 +201,8 @@ def read_run(folder: Path, name: str) -> Run:
         raise InputError(f"{folder} is not a run, because it has no {RESULTS}: {hint}.")
     results = read_json(folder / RESULTS)
     try:
-        run = Run(name, folder, results, *evaluations_of(folder, results))
-        # Read everything that a report needs, so that a missing value is reported here.
-        run.budget, run.r_max, run.mix, run.corpus, run.adapter, run.size, run.seed, results["corpus_hash"]
+        run = Run(name, folder, results)
+        add_evaluations(run)
     except InputError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -297,57 +212,55 @@ def read_run(folder: Path, name: str) -> Run:
     return run
 
 
-def evaluations_of(folder: Path, results: Mapping[str, Any]) -> tuple[tuple[RunEvaluation, ...], tuple[str, ...]]:
+def add_evaluations(run: Run) -> None:
     """Read the evaluation at the end of a run, then the ones that were added to its folder.
 
     Of two evaluations with the same dataset and options, the one with more modes is kept; of equals, one with sums per
-    text, then the first.
-
-    Returns:
-        The evaluations; and notes on those that were left out although they answer otherwise than the one that was
-        kept, and on sums that do not belong to their evaluation.
+    text, then the first. Notes name those that were left out although they answer otherwise than the one that was
+    kept, and sums that do not belong to their evaluation.
     """
-    method, candidates = results["recipe"]["method"], {}
-    if results["evaluation"] is not None:
-        candidates[folder / RESULTS] = (results["recipe"]["eval_split"], results["evaluation"])
-    for path in sorted(folder.glob("*.json")):
+    candidates = {}
+    if run.results["evaluation"] is not None:
+        candidates[run.folder / RESULTS] = (run.recipe["eval_split"], run.results["evaluation"])
+    for path in sorted(run.folder.glob("*.json")):
         if path.name not in (RESULTS, CONFIG):
             content = read_json(path)
             if "modes" in content and "set" in content and "kind" not in content:  # other files are not evaluations
                 candidates[path] = (path.stem, content)
-    records, foreign_notes = [], []
-    for path, (name, content) in candidates.items():
-        try:
-            evaluation = RunEvaluation(content["set"].get("split") or name, content)
-            evaluation.modes, evaluation.chance  # noqa: B018  (reading them checks them)
-            try:
-                evaluation = replace(evaluation, per_text=read_per_text(path, content))
-            except InputError as error:
-                foreign_notes.append(str(error))
-            method_used, model = content["method"], content.get("adapter") or content.get("model")
-            if evaluation.texts < 0:
-                raise ValueError(f"{evaluation.texts} texts")
-            records.append((path, evaluation))
-            evaluation.hash, evaluation.options  # noqa: B018  (reading them checks them)
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise InputError(f"{path} is not an evaluation of acgpt ({error!r}): evaluate again.") from error
-        if model is not None and Path(results["recipe"]["output"]).name not in Path(model).parts:
-            raise InputError(f"{path} is an evaluation of {model}, not of this run: move it elsewhere.")
-        if method_used != method:
-            raise InputError(
-                f"{path} was evaluated as {method_used}, but the run was trained as {method}: evaluate it without "
-                "a method."
-            )
-    evaluations, notes = [], foreign_notes
+    records = [(path, read_evaluation(run, path, *candidate)) for path, candidate in candidates.items()]
     for same in grouped(records, lambda record: (record[1].hash, record[1].options)):
-        kept_path, kept = max(same, key=lambda record: record[1].completeness)  # the first of equals
-        evaluations.append(kept)
-        notes += [
+        kept_path, kept = max(same, key=lambda record: (answered(record[1]), record[1].per_text is not None))
+        run.evaluations.append(kept)
+        run.notes += [
             f"{path} is left out: {kept_path} evaluates the same dataset in as many modes or more. Delete one of them."
             for path, dropped in same
             if not same_answers(dropped, kept)
         ]
-    return tuple(evaluations), tuple(notes)
+
+
+def read_evaluation(run: Run, path: Path, name: str, content: Mapping[str, Any]) -> RunEvaluation:
+    """Check an evaluation in the folder of a run, and read the sums per text that belong to it."""
+    try:
+        evaluation = RunEvaluation(run, name, content)
+        try:
+            evaluation.per_text = read_per_text(path, content)
+        except InputError as error:
+            run.notes.append(str(error))
+        method, model = content["method"], content.get("adapter") or content.get("model")
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise InputError(f"{path} is not an evaluation of acgpt ({error!r}): evaluate again.") from error
+    if model is not None and Path(run.recipe["output"]).name not in Path(model).parts:
+        raise InputError(f"{path} is an evaluation of {model}, not of this run: move it elsewhere.")
+    if method != run.method:
+        raise InputError(
+            f"{path} was evaluated as {method}, but the run was trained as {run.method}: evaluate it without a method."
+        )
+    return evaluation
+
+
+def answered(evaluation: RunEvaluation) -> int:
+    """Return the number of answered modes."""
+    return sum(value is not None for value in evaluation.modes.values())
 
 
 def same_answers(dropped: RunEvaluation, kept: RunEvaluation) -> bool:
@@ -371,6 +284,9 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"cannot read {path} ({error}): repair it or leave it out.") from error
 
 
+# ---- words ----------------------------------------------------------------------------------------------------------
+
+
 def backbones(runs: Sequence[Run]) -> dict[str, str]:
     """Return the name of each base in tables: the last part of its path or hub id, or all of it if ambiguous."""
     bases = dict.fromkeys(run.base for run in runs)
@@ -391,18 +307,14 @@ def command_for(evaluation: RunEvaluation) -> str:
 
 
 def describe_set(evaluation: RunEvaluation) -> str:
-    """Describe the evaluation dataset: its hash, texts, r_max and other parameters, and the unit of intervals."""
+    """Describe the evaluation dataset: its hash, texts, r_max, other parameters than the paper's, unit of intervals."""
     texts, length, r_max = (evaluation.dataset.get(key) for key in ("texts", "length", "r_max"))
-    description = [f"{texts} texts of {length} tokens", f"r_max {r_max}", *unusual_parameters(evaluation)]
-    if evaluation.per_text is not None or evaluation.chance is not None:
-        description.append(f"intervals over {evaluation.intervals}")
-    return f"{evaluation.hash[:8]} ({', '.join(description)})"
-
-
-def unusual_parameters(evaluation: RunEvaluation) -> list[str]:
-    """Return the parameters of the evaluation's training distribution that are not the paper's, r_max apart."""
-    parameters = []
+    description = [f"{texts} texts of {length} tokens", f"r_max {r_max}"]
     for part in Conditioning.from_dict(evaluation.dataset.get("conditioning") or {}).parts:
-        usual = vars(type(part)()) | {"r_max": evaluation.dataset.get("r_max")}
-        parameters += [f"{key} {value}" for key, value in vars(part).items() if value != usual[key]]
-    return list(dict.fromkeys(parameters))
+        usual = vars(type(part)()) | {"r_max": r_max}
+        description += [f"{key} {value}" for key, value in vars(part).items() if value != usual[key]]
+    if evaluation.per_text is not None or evaluation.chance is not None:
+        resampled = evaluation.content.get("bootstrap") or {}
+        unit = f"{resampled['units']} documents" if resampled.get("unit") == DOCUMENTS else "texts"
+        description.append(f"intervals over {unit}")
+    return f"{evaluation.hash[:8]} ({', '.join(dict.fromkeys(description))})"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +19,14 @@ from acgpt.evaluation.generations import BLANK, Generation, Generations
 from acgpt.methods import METHODS
 from acgpt.query.modes import MODES
 from acgpt.report.page import template
+from acgpt.report.paper import method_order, size_title
+from acgpt.report.runs import Run
+from acgpt.report.scores import method_name, sampling_settings
 from acgpt.report.tables import grouped, known_first
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PAGE = "samples.html"
 TEXTS = 3  # number of texts on the page
 UNKNOWN, END = "▢", "¶\n"
 LONG, EDGE = 600, 200  # characters: a longer run of given text is folded except for its edges
@@ -34,44 +35,35 @@ PROBABILITY_LABELS = ("over 50 %", "over 10 %", "over 1 %", "less")
 Segment = tuple[str, str, list[float]]  # role, text, log-probabilities
 
 
-@dataclass(frozen=True, eq=False)
 class SampleColumn:
-    """A column of the page.
+    """A column of the page: generations of one model in one mode.
 
-    Args:
+    Attributes:
         generated: The generations.
+        mode: Their mode.
         method: Name of the method.
         description: Further description of the model.
-        order: Index among the methods.
-        seed: Seed of training; the first of several is shown.
-        identity: Key of columns that differ only in the seed.
+        texts: Key that is the same for evaluation datasets that differ only in how many texts of a corpus they use.
+        identity: Key of columns that differ only in the seed of training; the first of several seeds is shown.
+        order: Index of the method, and the seed.
     """
 
-    generated: Generations
-    method: str
-    description: str
-    order: int
-    seed: int
-    identity: str
-
-    @property
-    def mode(self) -> str:
-        """Mode of the generations."""
-        return str(self.generated.record["mode"])
-
-    @property
-    def texts(self) -> str:
-        """Key that is the same for evaluation datasets that differ only in how many texts of a corpus they use."""
-        dataset = self.generated.record["set"]
-        if dataset.get("corpus_hash") is None:
-            return str(dataset["hash"])
-        return json.dumps({**dataset, "hash": None, "texts": None}, sort_keys=True)
+    def __init__(self, generated: Generations, run: Run | None) -> None:
+        self.generated, record = generated, generated.record
+        dataset, model = record["set"], str(record["model"])
+        self.mode, self.method = str(record["mode"]), method_name(record)
+        size = "" if run is None else size_title(run.size or Path(run.base).name)
+        self.description = ", ".join(filter(None, [size, f"r_max {record.get('r_max')}", run.name if run else model]))
+        corpus = {**dataset, "hash": None, "texts": None}
+        self.texts = json.dumps(dataset["hash"] if dataset.get("corpus_hash") is None else corpus, sort_keys=True)
+        key = [self.texts, self.mode, self.method, sampling_settings(record), run.identity if run else model]
+        self.identity = json.dumps(key, sort_keys=True)
+        self.order = method_order(str(record["method"])), run.seed if run else 0
 
 
 def samples_page(columns: Sequence[SampleColumn]) -> str:
     """Render the page of all generations."""
-    ordered = sorted(columns, key=lambda column: (column.order, column.seed))
-    same = grouped(ordered, lambda column: (column.texts, column.mode, column.method, column.identity))
+    same = grouped(sorted(columns, key=lambda column: column.order), lambda column: column.identity)
     sets = grouped([first for first, *_ in same], lambda column: column.texts)
     tokenizers: dict[str, PreTrainedTokenizerBase | None] = {}
     texts = []

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 from acgpt.errors import InputError
 from acgpt.evaluation.generations import Generations, record_of
-from acgpt.report.entries import identity
-from acgpt.report.left_out import join_names
+from acgpt.methods import METHODS
+from acgpt.report.part import join_names
 from acgpt.report.runs import Run, options_of, read_json
-from acgpt.report.samples_page import PAGE
 
-ENDING = ".mauve.json"
+PAGE, ENDING = "samples.html", ".mauve.json"
 WHOLE = "whole text"
+SHARES = ("distinct_1", "distinct_2", "distinct_3", "repetition", "loops")
 NEEDED = {  # keys of a result, and of its parts, that are read without a default
     "": ("name", "hash", "scored", "texts", "mauve", "features", "judge", "perplexity"),
     "record": ("method", "mode", "model", "r_max", "set"),
@@ -34,94 +33,73 @@ NEEDED = {  # keys of a result, and of its parts, that are read without a defaul
 UNKNOWN_RUNS = "models"  # stands for the size, in file names and JSON, of models whose runs are unknown
 
 
-@dataclass(frozen=True, eq=False)
 class Scored:
     """One result of `acgpt mauve`.
 
-    Args:
+    Attributes:
         path: Its file.
         content: Contents of the file.
+        record: Record of the generation that was scored.
         run: The run that trained the model, if it is among the runs.
+        seed: Seed of its training, if it is known.
+        size: Size of the model, which decides the table.
+        method: Name of the method.
+        mode: Mode of the generation.
+        r_max: r_max of the evaluation dataset.
+        texts: Number of texts in the evaluation dataset.
+        judge: Name of the judge, if there was one.
+        values: Scores of the generations by metric, shares in percent; `None` where not known.
+        original: The same with the values of the original texts, if they are known.
+        sampling_key: Key of the evaluation dataset and the sampling settings: the same for comparable results.
+        group: Key of comparable rows.
+        identity: Key of a row: the same for results that differ only in the seed of training.
+        generation_key: Key of the scored file of generations, wherever it is stored.
     """
 
-    path: Path
-    content: Mapping[str, Any]
-    run: Run | None
+    def __init__(self, path: Path, content: Mapping[str, Any], run: Run | None) -> None:
+        self.path, self.content, self.run = path, content, run
+        self.record: Mapping[str, Any] = content["record"]
+        self.seed = None if run is None else run.seed
+        self.size = UNKNOWN_RUNS if run is None else run.size or Path(run.base).name
+        self.method, self.mode = str(self.record["method"]), str(self.record["mode"])
+        self.r_max, self.texts = float(self.record["r_max"]), int(self.record["set"].get("texts") or 0)
+        judge, companions = content["judge"] or {}, content["companions"]
+        self.judge = str(judge["model"]) if judge else None
+        self.values = measures(companions["generated"], judge) | {"own": content["perplexity"]}
+        if content["mauve"] is not None:
+            self.values |= {"mauve": content["mauve"]["mean"], "noise": content["mauve"]["std"]}
+        self.sampling_key = json.dumps([self.record["set"]["hash"], sampling_settings(self.record)], sort_keys=True)
+        # The reference of an asked part depends only on the mode, so it is not in the key.
+        reference = content["reference"]["hash"] if content["scored"] == WHOLE else None
+        scored = content["scored"], (content["features"] or {}).get("hash"), reference
+        trained = None if run is None else (run.results["corpus_hash"], run.budget)
+        self.group: Hashable = (self.size, self.r_max, scored, self.sampling_key, trained)
+        model = (self.record["model"], self.record.get("adapter")) if run is None else run.identity
+        self.identity: Hashable = (self.method, tuple(options_of(self.record)), model)
+        self.generation_key: Hashable = (content["hash"], self.mode, self.identity, self.seed)
+        hash((self.group, self.generation_key))  # values that are no keys are damage
+        self.original = copy(self) if companions["original"] else None
+        if self.original is not None:
+            self.original.values = measures(companions["original"], judge.get("original") or {})
 
-    @property
-    def record(self) -> Mapping[str, Any]:
-        """Record of the generation that was scored."""
-        record: Mapping[str, Any] = self.content["record"]
-        return record
 
-    @property
-    def size(self) -> str:
-        """Size of the model, which decides the table."""
-        return UNKNOWN_RUNS if self.run is None else self.run.size or Path(self.run.base).name
+def measures(shares: Mapping[str, float | None], judge: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the measures of texts, besides MAUVE: shares in percent, and perplexities."""
+    percent = {key: None if (share := shares[key]) is None else 100 * share for key in SHARES}
+    return percent | {"own": None, "judged": judge.get("perplexity"), "bound": judge.get("bound")}
 
-    @property
-    def method(self) -> str:
-        """Name of the method."""
-        return str(self.record["method"])
 
-    @property
-    def mode(self) -> str:
-        """Mode of the generation."""
-        return str(self.record["mode"])
-
-    @property
-    def r_max(self) -> float:
-        """r_max of the evaluation dataset."""
-        return float(self.record["r_max"])
-
-    @property
-    def texts(self) -> int:
-        """Number of texts in the evaluation dataset."""
-        return int(self.record["set"].get("texts") or 0)
-
-    @cached_property
-    def sampling_key(self) -> str:
-        """Key of the evaluation dataset and the sampling settings: the same for comparable results."""
-        return json.dumps([self.record["set"]["hash"], sampling_settings(self.record)], sort_keys=True)
-
-    @cached_property
-    def group(self) -> Hashable:
-        """Key of comparable rows. The reference of an asked part depends only on the mode, so it is not in the key."""
-        features, whole = self.content["features"] or {}, self.content["scored"] == WHOLE
-        reference = self.content["reference"]["hash"] if whole else None
-        trained = None if self.run is None else (self.run.results["corpus_hash"], self.run.budget)
-        scores = self.content["scored"], features.get("hash"), reference
-        return self.size, self.r_max, scores, self.sampling_key, trained
-
-    @cached_property
-    def identity(self) -> Hashable:
-        """Key of a row: the same for results that differ only in the seed of training."""
-        model = self.record["model"] if self.run is None else identity(self.run)
-        adapter = self.record.get("adapter") if self.run is None else None
-        return self.record["method"], tuple(options_of(self.record)), adapter, model
-
-    @property
-    def seed(self) -> Hashable:
-        """Seed of training."""
-        return None if self.run is None else self.run.seed
-
-    @property
-    def judge(self) -> str | None:
-        """Name of the judge."""
-        return None if self.content["judge"] is None else str(self.content["judge"]["model"])
-
-    @property
-    def generation_key(self) -> Hashable:
-        """Key of the scored file of generations, wherever it is stored."""
-        return self.content["hash"], self.record["mode"], self.identity, self.seed
+def method_name(record: Mapping[str, Any]) -> str:
+    """Return the name of a method with its non-default options."""
+    method = str(record["method"])
+    title = METHODS[method].title if method in METHODS else method
+    return ", ".join([title, *options_of(record)])
 
 
 def sampling_settings(record: Mapping[str, Any]) -> list[Any]:
     """Return the number of samples per text and the sampling settings, without the seed."""
-    return [
-        record.get("samples"),
-        {key: value for key, value in (record.get("sampling") or {}).items() if key != "seed"},
-    ]
+    settings = {key: value for key, value in (record.get("sampling") or {}).items() if key != "seed"}
+    return [record.get("samples"), settings]
 
 
 def find_results(folders: Sequence[Path], runs: Sequence[Run]) -> tuple[list[Generations], list[Scored], list[str]]:
@@ -152,9 +130,8 @@ def find_results(folders: Sequence[Path], runs: Sequence[Run]) -> tuple[list[Gen
                     "Delete one of them."
                 )
     hashes = {generation.hash for generation in generated.values()}
-    if generated and (
-        unmatched := [str(result.path) for result in scored.values() if result.content["hash"] not in hashes]
-    ):
+    unmatched = [str(result.path) for result in scored.values() if result.content["hash"] not in hashes]
+    if generated and unmatched:
         notes.append(
             f"{PAGE} lacks the texts of {join_names(unmatched)}: "
             "their .jsonl files are in none of the folders. Name their folders too."
@@ -164,8 +141,7 @@ def find_results(folders: Sequence[Path], runs: Sequence[Run]) -> tuple[list[Gen
 
 def key_scores(scored: Scored) -> list[float | None]:
     """Return the scores that tell two results apart."""
-    scores = (scored.content["mauve"], scored.content["judge"])
-    return [None if score is None else score[key] for score, key in zip(scores, ("mean", "perplexity"), strict=True)]
+    return [scored.values.get("mauve"), scored.values["judged"]]
 
 
 def read_result(path: Path, runs: Sequence[Run]) -> Scored:
@@ -175,13 +151,11 @@ def read_result(path: Path, runs: Sequence[Run]) -> Scored:
         for part, keys in NEEDED.items():
             if missing := [key for key in keys if key not in (content[part] if part else content)]:
                 raise ValueError(f"it lacks {', '.join(missing)}")
-        scored = Scored(path, content, run_of(content["record"], path, runs))
-        hash((scored.group, scored.identity, scored.judge, scored.texts))
+        return Scored(path, content, run_of(content["record"], path, runs))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path} is not a result of acgpt mauve ({error!r}): score it again or leave it out."
         ) from error
-    return scored
 
 
 def run_of(record: Mapping[str, Any], path: Path, runs: Sequence[Run]) -> Run | None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import product
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -112,60 +111,40 @@ class Column:
     spread: bool = False
     interval: bool = False
 
-    def show(self, value: Cell) -> str:
-        """Format a cell for people."""
-        if value is None:
-            return NOTHING
-        if isinstance(value, str):
-            return value.translate(CONTROLS)
-        if isinstance(value, Mean):
-            mean, std = self.parts(value)
-            return ("≤ " if value.bound else "") + mean + (f" ± {std}" if std else "")
-        if isinstance(value, Difference):
-            return " ".join(filter(None, self.with_interval(value)))
-        if math.isinf(value):
-            return INFINITE
-        return format(value, self.form.removesuffix("%")) + ("%" if self.form.endswith("%") else "")
+    def texts(self, cell: Cell) -> tuple[str, str]:
+        """Format a cell for people: its value, and its deviation or interval; "" if it has none."""
+        form, unit = self.form.removesuffix("%"), "%" * self.form.endswith("%")
+        if isinstance(cell, Mean):
+            form = form if cell.digits is None else f".{cell.digits}f"
+            mean = INFINITE if math.isinf(cell.mean) else format(cell.mean, form)
+            return "≤ " * cell.bound + mean, "" if cell.std is None else f"± {cell.std:{form}}"
+        if isinstance(cell, Difference):
+            ends = [format(end, form) for end in cell.interval or ()]
+            return self.texts(cell.percent)[0], f"({' to '.join(ends)})" if ends else ""
+        if cell is None:
+            return NOTHING, ""
+        if isinstance(cell, str):
+            return cell.translate(CONTROLS), ""
+        return INFINITE if math.isinf(cell) else format(cell, form) + unit, ""
 
-    def with_interval(self, value: Difference) -> tuple[str, str]:
-        """Format a difference and its interval for people; "" if it has none."""
-        spec = self.form.removesuffix("%")
-        ends = [] if value.interval is None else [format(end, spec) for end in value.interval]
-        return self.show(value.percent), f"({' to '.join(ends)})" if ends else ""
+    def show(self, cell: Cell) -> str:
+        """Format a cell for people, in one text."""
+        return " ".join(filter(None, self.texts(cell)))
 
-    def csv_values(self, cell: Cell) -> dict[str, Any]:
-        """Return a cell with its parts, by column of the CSV file: numbers with all digits, `None` if missing."""
+    def values(self, cell: Cell, csv: bool) -> dict[str, Any]:
+        """Return a cell with its parts by key in JSON, or by column of a CSV file: numbers with all digits."""
         key = self.key
         if self.interval:
-            low, high = cell.interval if isinstance(cell, Difference) and cell.interval else (None, None)
-            return {key: comparable(cell), f"{key}_low": low, f"{key}_high": high}
-        if self.spread:
+            ends = cell.interval if isinstance(cell, Difference) else None
+            low, high = ends or (None, None)
+            parts = {f"{key}_low": low, f"{key}_high": high} if csv else {f"{key}_interval": ends and [low, high]}
+            return {key: comparable(cell), **parts}
+        if self.spread and csv:
             mean, std, bound = (cell.mean, cell.std, int(cell.bound)) if isinstance(cell, Mean) else (None, None, None)
             return {key: mean, f"{key}_std": std, f"{key}_bound": bound}
         if isinstance(cell, Mean):
-            return {key: cell.mean}
-        return {key: cell.translate(CONTROLS) if isinstance(cell, str) else cell}
-
-    def json_values(self, cell: Cell) -> dict[str, Any]:
-        """Return a cell with its parts, by key in JSON."""
-        if self.interval:
-            interval = cell.interval if isinstance(cell, Difference) else None
-            return {self.key: comparable(cell), f"{self.key}_interval": interval and list(interval)}
-        if isinstance(cell, Mean):
-            return {self.key: asdict(cell) if self.spread else cell.mean}
-        return {self.key: cell}
-
-    def equal_as_text(self, cell: Cell, value: float, other: float) -> bool:
-        """Return whether two numbers look the same in this column, with the digits of the cell."""
-        form = f".{cell.digits}f" if isinstance(cell, Mean) and cell.digits is not None else self.form
-        formatter = replace(self, form=form)
-        return formatter.show(value) == formatter.show(other)
-
-    def parts(self, value: Mean) -> tuple[str, str]:
-        """Format a mean and its deviation for people; "" if it has none."""
-        form = self.form if value.digits is None else f".{value.digits}f"
-        mean = INFINITE if math.isinf(value.mean) else format(value.mean, form)
-        return mean, "" if value.std is None else format(value.std, form)
+            return {key: asdict(cell) if self.spread else cell.mean}
+        return {key: cell.translate(CONTROLS) if csv and isinstance(cell, str) else cell}
 
 
 @dataclass(frozen=True)
@@ -217,9 +196,7 @@ class Table:
         """The caption with the details of the rows in the table and the note on the paper's rows."""
         details = "; ".join(dict.fromkeys(detail for row in self.rows for detail in row.details))
         paper_note = self.paper_note if any(row.paper for row in self.rows) else ""
-        return " ".join(
-            filter(None, [self.caption, f"{self.details_title}: {details}." if details else "", paper_note])
-        )
+        return " ".join(filter(None, [self.caption, f"{self.details_title}: {details}." * bool(details), paper_note]))
 
     @cached_property
     def notes(self) -> dict[str, int]:
@@ -227,9 +204,9 @@ class Table:
         texts = dict.fromkeys(row.note for row in self.rows if row.note)
         return {text: number for number, text in enumerate(texts, start=1)}
 
-    def text(self, row: Row, column: Column) -> str:
-        """Format a cell for people."""
-        return column.show(row.cells.get(column.key))
+    def mark_of(self, row: Row, column: Column) -> int | None:
+        """Return the number of the footnote that a cell refers to, if it does."""
+        return self.notes[row.note] if row.note and column.key == self.mark else None
 
     @cached_property
     def best(self) -> set[tuple[int, str]]:
@@ -238,70 +215,58 @@ class Table:
         There is no best if the interval of its lead over another row includes zero.
         """
         bold = set()
-        for column, group in product(self.columns, self.grouped()):
-            if column.best is not None:
-                numbers = [(row, comparable(row.cells.get(column.key))) for row in group]
-                present = [(row, number) for row, number in numbers if number is not None]
-                if len(present) < 2:
+        for column in self.columns:
+            for group in self.grouped() if column.best else ():
+                cells = [(row, row.cells.get(column.key)) for row in group]
+                present = [(row, number) for row, cell in cells if (number := comparable(cell)) is not None]
+                if column.best is None or len(present) < 2:
                     continue
-                first, winner = column.best(present, key=itemgetter(1))
-                if not within_noise(column, first, [row for row, _ in present if row is not first]):
-                    bold |= {
-                        (id(row), column.key)
-                        for row, number in present
-                        if column.equal_as_text(row.cells[column.key], number, winner)
-                    }
+                first, _ = column.best(present, key=itemgetter(1))
+                winner = column.texts(first.cells[column.key])[0]
+                if not within_noise(column.key, first, [row for row, _ in present if row is not first]):
+                    alike = (row for row, _ in present if column.texts(row.cells[column.key])[0] == winner)
+                    bold |= {(id(row), column.key) for row in alike}
         return bold
 
     def is_bold(self, row: Row, column: Column) -> bool:
         """Return whether a cell is the best of two or more in its group, or a difference outside noise."""
-        if column.best is not None:
-            return (id(row), column.key) in self.best
         cell = row.cells.get(column.key)
-        return isinstance(cell, Difference) and cell.clear
+        return (id(row), column.key) in self.best or (isinstance(cell, Difference) and cell.clear)
 
     def grouped(self) -> list[list[Row]]:
         """Return the rows, group by group."""
         return grouped(self.rows, lambda row: row.group)
 
-    def pages(self) -> list[list[list[Row]]]:
-        """Split the groups into LaTeX pages: a float that is longer than a page would be cut off."""
-        pages: list[list[list[Row]]] = [[]]
-        for group in self.grouped():
-            if pages[-1] and sum(len(rows) + 1 for rows in pages[-1]) + len(group) > LINES:
-                pages.append([])
-            pages[-1].append(group)
-        return pages
+    def text(self, row: Row, column: Column) -> str:
+        """Format a cell for people."""
+        return column.show(row.cells.get(column.key))
 
     def markdown(self) -> str:
         """Render the table as Markdown."""
 
         def cell(row: Row, column: Column) -> str:
-            text = plain_markdown(self.text(row, column))
+            text, mark = plain_markdown(self.text(row, column)), self.mark_of(row, column)
             text = f"**{text}**" if self.is_bold(row, column) else text
-            return f"{text}<sup>{self.notes[row.note]}</sup>" if row.note and column.key == self.mark else text
+            return f"{text}<sup>{mark}</sup>" if mark else text
 
         rows = [[cell(row, column) for column in self.columns] for row in self.rows]
-        table = markdown_table([column.title for column in self.columns], rows, [*map(is_number, self.columns)])
+        headings, numbers = [column.title for column in self.columns], [bool(column.form) for column in self.columns]
         notes = [f"<sup>{number}</sup> {plain_markdown(text)}" for text, number in self.notes.items()]
-        return "\n\n".join([table, *notes]) + "\n"
+        return "\n\n".join([markdown_table(headings, rows, numbers), *notes]) + "\n"
 
-    def values(self, row: Row, values_of: Callable[[Column, Cell], dict[str, Any]]) -> dict[str, Any]:
-        """Return the values of all cells of a row in a form that a method of `Column` gives them."""
-        parts = [values_of(column, row.cells.get(column.key)) for column in self.columns]
-        return {key: value for part in parts for key, value in part.items()}
+    def values(self, row: Row, csv: bool = False) -> dict[str, Any]:
+        """Return the values of all cells of a row as `Column.values` gives them, and its note."""
+        parts = [column.values(row.cells.get(column.key), csv) for column in self.columns]
+        return {key: value for part in parts for key, value in part.items()} | {"note": row.note}
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """All cells as objects: numbers with all digits, and `None` if missing.
+        """All cells as objects, the contents of the CSV file: numbers with all digits, and `None` if missing.
 
         `source` is "run" or "paper". A column of means is followed by columns with their deviations and bounds, a
         column of differences by columns with the ends of their intervals.
         """
-        records = [
-            {"source": "paper" if row.paper else "run", **self.values(row, Column.csv_values), "note": row.note}
-            for row in self.rows
-        ]
+        records = [{"source": "paper" if row.paper else "run", **self.values(row, csv=True)} for row in self.rows]
         return pd.DataFrame(records, dtype=object)
 
     @property
@@ -311,10 +276,6 @@ class Table:
         empty = [key for key in frame if key != "note" and frame[key].isna().all()]
         return frame.astype(dict.fromkeys(empty, float))
 
-    def as_csv(self) -> str:
-        """Render the table as CSV: numbers with all digits, and empty cells for `--`."""
-        return str(self.cells.to_csv(index=False, lineterminator="\n"))
-
     def latex(self, label: str) -> str:
         r"""Render the table as LaTeX: one or more floats with booktabs rules, after comments on how to compile it.
 
@@ -323,64 +284,54 @@ class Table:
         """
 
         def cell(row: Row, column: Column) -> str:
-            value, ends = row.cells.get(column.key), ""
-            if isinstance(value, Difference):
-                ends = re.sub(r"([+-][\d.]+)", r"$\1$", column.with_interval(value)[1])
-                value, ends = value.percent, rf" {{\scriptsize {ends}}}" if ends else ""
-            text = NOTHING if value is None else escape_latex(column.show(value))
+            value, bold, mark = row.cells.get(column.key), self.is_bold(row, column), self.mark_of(row, column)
+            shown, spread = column.texts(value)
+            text = shown if value is None else escape_latex(shown)
             if isinstance(value, Mean):  # the paper's form
-                text = re.sub(r" \$\\pm\$ (.*)", r" {\\scriptsize $\\pm$ \1}", text)
-            if column.form.startswith("+") and isinstance(value, int | float):
-                text = rf"$\mathbf{{{text}}}$" if self.is_bold(row, column) else f"${text}$"  # a minus, not a hyphen
-            elif self.is_bold(row, column):
+                text += rf" {{\scriptsize {escape_latex(spread)}}}" if spread else ""
+            if column.form.startswith("+") and isinstance(value, int | float | Difference):
+                text = rf"$\mathbf{{{text}}}$" if bold else f"${text}$"  # a minus, not a hyphen
+                text += " {\\scriptsize " + re.sub(r"([+-][\d.]+)", r"$\1$", spread) + "}" if spread else ""
+            elif bold:
                 text = rf"\textbf{{{text}}}"
-            text += ends
-            marked = row.note and column.key == self.mark
-            return text + rf"\textsuperscript{{{self.notes[row.note or '']}}}" if marked else text
+            return text + rf"\textsuperscript{{{mark}}}" if mark else text
 
         def tabular(groups: Sequence[Sequence[Row]]) -> list[str]:
             headings = [latex_text(column.title) for column in self.columns]
             rows = [[[cell(row, column) for column in self.columns] for row in group] for group in groups]
-            return latex_table(headings, rows, map(is_number, self.columns))
+            return latex_table(headings, rows, [bool(column.form) for column in self.columns])
 
+        pages: list[list[list[Row]]] = [[]]  # a float that is longer than a page would be cut off
+        for group in self.grouped():
+            if pages[-1] and sum(len(rows) + 1 for rows in pages[-1]) + len(group) > LINES:
+                pages.append([])
+            pages[-1].append(group)
         notes = [rf"\textsuperscript{{{n}}}\,{escape_latex(text)}" for text, n in self.notes.items()]
         title = escape_latex(self.title)
-        caption = latex_text(self.full_caption)
         begin, end = r"\begin{table}[ht]", [r"\end{center}", r"\end{table}"]
-        first, *further = self.pages()
-        parts = [begin, rf"\caption[{{{title}}}]{{\textbf{{{title}.}} {caption}}}", rf"\label{{{label}}}"]
-        parts += [r"\begin{center}", *tabular(first)]
-        for page in further:
+        parts = [begin, rf"\caption[{{{title}}}]{{\textbf{{{title}.}} {latex_text(self.full_caption)}}}"]
+        parts += [rf"\label{{{label}}}", r"\begin{center}", *tabular(pages[0])]
+        for page in pages[1:]:
             parts += [*end, begin, r"\begin{center}", rf"\tablename~\ref{{{label}}}, continued\\[3pt]", *tabular(page)]
         parts += [*([r"\\[3pt]", r"\footnotesize{" + r"\\ ".join(notes) + "}"] if notes else []), *end]
         odd = " ".join(sorted(set("".join(parts)) - PDFLATEX))
         font = [f"% lualatex or xelatex, and a font that has {odd}: pdflatex has not"] if odd else []
         return "\n".join([r"% \usepackage{booktabs,graphicx}", *font, *parts]) + "\n"
 
-    def as_dicts(self) -> list[dict[str, Any]]:
-        """Return the cells of each row with its note, for programs; the paper's rows are left out.
-
-        The interval of a difference has its own key, `KEY_interval`.
-        """
-        return [{**self.values(row, Column.json_values), "note": row.note} for row in self.rows if not row.paper]
-
     def terminal(self) -> RichTable:
         """Render the table for the terminal, without the paper's rows; notes are numbered as in the other forms."""
         from rich.text import Text
 
-        own = [row for row in self.rows if not row.paper]
-        differing = {column.key for column in self.columns if len({self.text(row, column) for row in own}) > 1}
-        columns = [
-            column for column in self.columns if column.terminal and (not column.spare or column.key in differing)
-        ]
-        table = terminal_table([column.title for column in columns], map(is_number, columns))
-
         def cell(row: Row, column: Column) -> Text:
-            text = self.text(row, column)
-            text += f" [{self.notes[row.note]}]" if row.note and column.key == self.mark else ""
+            mark = self.mark_of(row, column)
+            text = self.text(row, column) + (f" [{mark}]" if mark else "")
             return Text(text, "bold" if self.is_bold(row, column) else "")
 
-        for number, group in enumerate(group for group in self.grouped() if not group[0].paper):
+        own = [row for row in self.rows if not row.paper]
+        differing = {column.key for column in self.columns if len({self.text(row, column) for row in own}) > 1}
+        columns = [each for each in self.columns if each.terminal and (not each.spare or each.key in differing)]
+        table = terminal_table([column.title for column in columns], [bool(column.form) for column in columns])
+        for number, group in enumerate(grouped(own, lambda row: row.group)):
             if number:
                 table.add_row()
             for row in group:
@@ -393,9 +344,9 @@ def latex_text(text: str) -> str:
     return re.sub(r"\br\\_max\b", r"$r_{\\max}$", escape_latex(text))
 
 
-def within_noise(column: Column, first: Row, others: Sequence[Row]) -> bool:
+def within_noise(key: str, first: Row, others: Sequence[Row]) -> bool:
     """Return whether the best row's lead over another has an interval that includes zero, where it is known."""
-    best, key = first.measured.get(column.key), column.key
+    best = first.measured.get(key)
     if best is None:
         return False
     leads = [paired_difference(best, row.measured[key]) for row in others if key in row.measured]
@@ -418,11 +369,6 @@ def known_first(items: Iterable[str], known: Collection[str]) -> list[str]:
     """Return items, each once: the known ones in their order, then the others."""
     present = dict.fromkeys(items)
     return [*(item for item in known if item in present), *(item for item in present if item not in known)]
-
-
-def is_number(column: Column) -> bool:
-    """Return whether a column holds numbers."""
-    return bool(column.form)
 
 
 def file_name(text: str) -> str:

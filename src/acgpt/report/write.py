@@ -117,7 +117,7 @@ def write_report(report: Report, output: Path) -> Report:
     files: dict[str, bytes] = {}
     for part in parts:
         files |= table_files(part) | {name: make().encode() for name, (_, make) in part.pages.items()}
-    drawings = {f"{part.name}/{stem}": draw for part in parts for stem, draw in part.pictures.items()}
+    drawings = {f"{part.name}/{stem}": draw for part in parts for stem, (draw, _) in part.pictures.items()}
     if find_spec("matplotlib") is not None:
         for path, draw in drawings.items():
             files |= {f"{path}.{extension}": content for extension, content in render_figure(draw).items()}
@@ -159,7 +159,8 @@ def table_files(part: Part) -> dict[str, bytes]:
     files: dict[str, str] = {}
     for stem, table in part.tables.items():
         path, label = f"{part.name}/{stem}", f"tab:{part.name}-{stem.replace('/', '-')}"
-        files |= {f"{path}.md": table.markdown(), f"{path}.csv": table.as_csv(), f"{path}.tex": table.latex(label)}
+        csv = table.cells.to_csv(index=False, lineterminator="\n")
+        files |= {f"{path}.md": table.markdown(), f"{path}.csv": csv, f"{path}.tex": table.latex(label)}
     return {path: text.encode() for path, text in files.items()}
 
 
