@@ -35,19 +35,14 @@ def compare(folders: str | Path | Sequence[str | Path], output: str | Path | Non
             compare, or `output` has other contents.
         OutputError: The report cannot be written; an earlier one is kept.
     """
-    check_installed()
+    for package in EXTRA:
+        try:
+            import_module(package)
+        except ImportError as error:
+            raise InputError(f"a report needs {package}: pip install 'acgpt[report]'") from error
     from acgpt.report.write import make_report
 
     paths = [folders] if isinstance(folders, str | Path) else list(folders)
     if not paths:
         raise InputError("nothing to compare: name the folder of at least one run.")
     return make_report(paths, output)
-
-
-def check_installed() -> None:
-    """Raise `InputError` if a package of the extra `report` is missing."""
-    for package in EXTRA:
-        try:
-            import_module(package)
-        except ImportError as error:
-            raise InputError(f"a report needs {package}: pip install 'acgpt[report]'") from error

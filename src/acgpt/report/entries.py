@@ -65,7 +65,7 @@ class Entry:
     def of(cls, evaluations: Sequence[RunEvaluation], name: str = "") -> Entry:
         """Return the entry of these evaluations."""
         first = evaluations[0]
-        modes = {mode: Mean.of((each.modes[mode] for each in evaluations), first.bound) for mode in MODES}
+        modes = {mode: Mean.of((each.modes.get(mode) for each in evaluations), first.bound) for mode in MODES}
         return cls(name, first.run.method, first.r_max, modes, tuple(evaluations))
 
     @property
@@ -81,8 +81,7 @@ class Entry:
     def perplexity(self, mode: str) -> MeasuredPerplexity | None:
         """Return the mean perplexity with the sums of each run; `None` unless it is exact and finite."""
         value = comparable(self.modes[mode])
-        answered = [evaluation for evaluation in self.evaluations if evaluation.modes[mode] is not None]
-        sums = tuple(evaluation.per_text for evaluation in answered)
+        sums = tuple(evaluation.per_text for evaluation in self.evaluations if mode in evaluation.modes)
         return None if value is None else MeasuredPerplexity(value, mode, sums)
 
     @property

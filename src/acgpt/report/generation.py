@@ -143,6 +143,7 @@ def description(draws: Sequence[Scored], method: str) -> dict[str, Cell]:
     """Return the cells that describe a row."""
     first, seeds = draws[0], None if method == ORIGINAL else seeds_of(draws)
     cells: dict[str, Cell] = {"r_max": first.r_max, "mode": first.mode, "asked": first.texts, "method": method}
+    cells |= {"from": "here", "scored": first.content["scored"], "features": first.features}
     return cells | {"set": first.record["set"]["hash"][:8], "seeds": seeds}
 
 
@@ -160,8 +161,8 @@ def mauve_table(title: str, size: str, scored: Sequence[Scored]) -> Table:
             caption = CAPTION + LEVEL
             means = {mode: Mean(score["mean"]) for mode, score in originals.items()}
             noise = largest(score["std"] for score in originals.values())
-            cells = scores_description(group, ORIGINAL)
-            rows.append(Row({**cells, **means, "noise": noise}, (ORIGINAL, group[0].group)))
+            cells = {**description(group, ORIGINAL), **means, "noise": noise}
+            rows.append(Row(cells, (ORIGINAL, group[0].group)))
     rows += paper_rows("mauve", "mauve", size, {result.r_max for result in scored}, scored=WHOLE)
     rows.sort(key=lambda row: (row.cells["r_max"], row.paper))
     return Table(title, caption, MAUVE, tuple(rows), "method", "Scores", OTHERS)
@@ -176,15 +177,9 @@ def mauve_row(draws: Sequence[Scored], name: str) -> Row:
     corpus = {"corpus": first.run.corpus if first.run else None}
     notes = notes_of(modes)
     notes += [f"{mode}: {seeds_of(same)} of {seeds} seeds." for mode, same in modes.items() if seeds_of(same) < seeds]
-    details = tuple(dict.fromkeys(describe_comparison(draw) for draw in draws))
-    cells = {**scores_description(draws, name), **corpus, **scores, "noise": noise}
+    details = tuple(dict.fromkeys(draw.comparison for draw in draws))
+    cells = {**description(draws, name), **corpus, **scores, "noise": noise}
     return Row(cells, first.group, " ".join(notes) or None, details=details)
-
-
-def scores_description(draws: Sequence[Scored], method: str) -> dict[str, Cell]:
-    """Return the cells that describe a row of scores."""
-    scored, features = draws[0].content["scored"], features_of(draws[0])
-    return {"from": "here", **description(draws, method), "scored": scored, "features": features}
 
 
 def largest(values: Iterable[float | None]) -> float | None:
@@ -202,23 +197,6 @@ def notes_of(modes: Mapping[str, Sequence[Scored]]) -> list[str]:
         note if len(present) == len(modes) else f"{', '.join(present)}: {note}" for note, present in modes_of.items()
     ]
     return notes + list(dict.fromkeys(note for draws in modes.values() for note in draws_note(draws)))
-
-
-def describe_comparison(scored: Scored) -> str:
-    """Describe what was compared with what, for a caption."""
-    part, reference = scored.content["scored"], scored.content["reference"]
-    corpus, split = Path(reference.get("corpus", "")).name, reference.get("split")
-    if part == WHOLE:
-        source = reference.get("file") or f"{corpus} ({split}, {reference.get('rule')})"
-        against = f"{reference['texts']} texts of {source}"
-    else:
-        against = f"the original tokens in {reference['texts']} texts of {corpus} ({split})"
-    return f"{part}, {scored.content['texts']} texts against {against}, features of {features_of(scored)}"
-
-
-def features_of(scored: Scored) -> str:
-    """Return the last part of the name of the model that computed the features."""
-    return Path(str(scored.content["features"]["model"])).name
 
 
 # ---- other measures -------------------------------------------------------------------------------------------------

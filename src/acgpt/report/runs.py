@@ -107,7 +107,7 @@ class RunEvaluation:
         texts: Number of texts in the evaluation dataset.
         r_max: r_max of the evaluation dataset.
         options: Non-default options of the method, such as "order=random"; "" for the defaults.
-        modes: Perplexity by mode, possibly infinite; `None` if the mode was not or cannot be answered.
+        modes: Perplexity by mode, possibly infinite, of the modes that were answered.
         bound: Whether the perplexities are only upper bounds.
         chance: Half of the widest 95 % interval of a mode, in percent of its perplexity; `None` without intervals.
         per_text: Sums per document or text, if they were kept.
@@ -122,10 +122,8 @@ class RunEvaluation:
             raise ValueError(f"{self.texts} texts")
         self.options, self.bound = ", ".join(options_of(content)), bool(content.get("bound"))
         answers = {mode: answer for mode, answer in content["modes"].items() if answer is not None}
-        self.modes: dict[str, float | None] = dict.fromkeys(MODES)
-        for mode in filter(answers.get, MODES):
-            value = answers[mode]["perplexity"]
-            self.modes[mode] = math.inf if value is None else float(value)  # JSON has no infinity
+        values = {mode: answers[mode]["perplexity"] for mode in MODES if mode in answers}  # JSON has no infinity
+        self.modes = {mode: math.inf if value is None else float(value) for mode, value in values.items()}
         spans = [(*answer["interval"], answer["perplexity"]) for answer in answers.values() if answer.get("interval")]
         self.chance = max((50 * ((high - low) / perplexity) for low, high, perplexity in spans), default=None)
 
@@ -140,9 +138,9 @@ def measurements(runs: Sequence[Run]) -> pd.DataFrame:
         (
             run.name, run.method, run.base or run.size, run.corpus, *run.budget, run.r_max, run.seed,
             each.split, each.hash, each.texts, each.dataset.get("r_max"), each.options,
-            mode, perplexity, each.bound, each.chance,
+            mode, each.modes.get(mode), each.bound, each.chance,
         )
-        for run in runs for each in run.evaluations for mode, perplexity in each.modes.items()
+        for run in runs for each in run.evaluations for mode in MODES
     ]  # fmt: skip
     return pd.DataFrame(records, columns=list(MEASUREMENTS)).astype({"perplexity": float, "chance": float})
 
@@ -229,13 +227,13 @@ def add_evaluations(run: Run) -> None:
                 candidates[path] = (path.stem, content)
     records = [(path, read_evaluation(run, path, *candidate)) for path, candidate in candidates.items()]
     for same in grouped(records, lambda record: (record[1].hash, record[1].options)):
-        kept_path, kept = max(same, key=lambda record: (answered(record[1]), record[1].per_text is not None))
+        kept_path, kept = max(same, key=lambda record: (len(record[1].modes), record[1].per_text is not None))
         run.evaluations.append(kept)
-        run.notes += [
-            f"{path} is left out: {kept_path} evaluates the same dataset in as many modes or more. Delete one of them."
-            for path, dropped in same
-            if not same_answers(dropped, kept)
-        ]
+        for path, dropped in same:
+            pairs = [(value, kept.modes.get(mode, math.nan)) for mode, value in dropped.modes.items()]
+            if not all(math.isclose(*pair, rel_tol=1e-3) for pair in pairs):  # the same up to rounding needs no note
+                how = f"{kept_path} evaluates the same dataset in as many modes or more. Delete one of them."
+                run.notes.append(f"{path} is left out: {how}")
 
 
 def read_evaluation(run: Run, path: Path, name: str, content: Mapping[str, Any]) -> RunEvaluation:
@@ -256,19 +254,6 @@ def read_evaluation(run: Run, path: Path, name: str, content: Mapping[str, Any])
             f"{path} was evaluated as {method}, but the run was trained as {run.method}: evaluate it without a method."
         )
     return evaluation
-
-
-def answered(evaluation: RunEvaluation) -> int:
-    """Return the number of answered modes."""
-    return sum(value is not None for value in evaluation.modes.values())
-
-
-def same_answers(dropped: RunEvaluation, kept: RunEvaluation) -> bool:
-    """Return whether every answer of the dropped evaluation is also in the kept one, up to rounding."""
-    return all(
-        value is None or (other is not None and math.isclose(value, other, rel_tol=1e-3))
-        for value, other in ((value, kept.modes[mode]) for mode, value in dropped.modes.items())
-    )
 
 
 def options_of(record: Mapping[str, Any]) -> list[str]:

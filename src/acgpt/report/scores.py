@@ -24,12 +24,6 @@ from acgpt.report.runs import Run, options_of, read_json
 PAGE, ENDING = "samples.html", ".mauve.json"
 WHOLE = "whole text"
 SHARES = ("distinct_1", "distinct_2", "distinct_3", "repetition", "loops")
-NEEDED = {  # keys of a result, and of its parts, that are read without a default
-    "": ("name", "hash", "scored", "texts", "mauve", "features", "judge", "perplexity"),
-    "record": ("method", "mode", "model", "r_max", "set"),
-    "reference": ("texts",),
-    "companions": ("generated", "original"),
-}
 UNKNOWN_RUNS = "models"  # stands for the size, in file names and JSON, of models whose runs are unknown
 
 
@@ -38,6 +32,7 @@ class Scored:
 
     Attributes:
         path: Its file.
+        generated: The file of generations that was scored, if it was kept.
         content: Contents of the file.
         record: Record of the generation that was scored.
         run: The run that trained the model, if it is among the runs.
@@ -53,11 +48,14 @@ class Scored:
         sampling_key: Key of the evaluation dataset and the sampling settings: the same for comparable results.
         group: Key of comparable rows.
         identity: Key of a row: the same for results that differ only in the seed of training.
+        features: Name of the model that computed the features of MAUVE, if it was.
+        comparison: What was compared with what, for a caption.
         generation_key: Key of the scored file of generations, wherever it is stored.
     """
 
     def __init__(self, path: Path, content: Mapping[str, Any], run: Run | None) -> None:
         self.path, self.content, self.run = path, content, run
+        self.generated = path.with_name(f"{content['name']}.jsonl").resolve()
         self.record: Mapping[str, Any] = content["record"]
         self.seed = None if run is None else run.seed
         self.size = UNKNOWN_RUNS if run is None else run.size or Path(run.base).name
@@ -69,9 +67,17 @@ class Scored:
         if content["mauve"] is not None:
             self.values |= {"mauve": content["mauve"]["mean"], "noise": content["mauve"]["std"]}
         self.sampling_key = json.dumps([self.record["set"]["hash"], sampling_settings(self.record)], sort_keys=True)
+        part, features, reference = content["scored"], content["features"] or {}, content["reference"]
+        corpus, split = Path(reference.get("corpus", "")).name, reference.get("split")
+        if part == WHOLE:
+            source = reference.get("file") or f"{corpus} ({split}, {reference.get('rule')})"
+            against = f"{reference['texts']} texts of {source}"
+        else:
+            against = f"the original tokens in {reference['texts']} texts of {corpus} ({split})"
+        self.features = Path(str(features["model"])).name if features else None
+        self.comparison = f"{part}, {content['texts']} texts against {against}, features of {self.features}"
         # The reference of an asked part depends only on the mode, so it is not in the key.
-        reference = content["reference"]["hash"] if content["scored"] == WHOLE else None
-        scored = content["scored"], (content["features"] or {}).get("hash"), reference
+        scored = part, features.get("hash"), reference["hash"] if part == WHOLE else None
         trained = None if run is None else (run.results["corpus_hash"], run.budget)
         self.group: Hashable = (self.size, self.r_max, scored, self.sampling_key, trained)
         model = (self.record["model"], self.record.get("adapter")) if run is None else run.identity
@@ -117,14 +123,14 @@ def find_results(folders: Sequence[Path], runs: Sequence[Run]) -> tuple[list[Gen
                 generated.setdefault(path.resolve(), Generations.open(path))
         for path in sorted(folder.rglob(f"*{ENDING}")):
             result = read_result(path, runs)
-            generation = generated.get((path.parent / f"{result.content['name']}.jsonl").resolve())
+            generation = generated.get(result.generated)
             if generation is not None and generation.hash != result.content["hash"]:
                 notes.append(
                     f"{path} scores an earlier {generation.path.name}: left out. Score it again with acgpt mauve."
                 )
                 continue
             existing = scored.setdefault((result.generation_key, result.group, result.judge), result)
-            if key_scores(existing) != key_scores(result):
+            if any(existing.values.get(key) != result.values.get(key) for key in ("mauve", "judged")):
                 notes.append(
                     f"{path} is left out: {existing.path} scores the same texts in the same way, with another result. "
                     "Delete one of them."
@@ -139,18 +145,10 @@ def find_results(folders: Sequence[Path], runs: Sequence[Run]) -> tuple[list[Gen
     return list(generated.values()), list(scored.values()), notes
 
 
-def key_scores(scored: Scored) -> list[float | None]:
-    """Return the scores that tell two results apart."""
-    return [scored.values.get("mauve"), scored.values["judged"]]
-
-
 def read_result(path: Path, runs: Sequence[Run]) -> Scored:
     """Read and check a result of `acgpt mauve`."""
     content = read_json(path)
     try:
-        for part, keys in NEEDED.items():
-            if missing := [key for key in keys if key not in (content[part] if part else content)]:
-                raise ValueError(f"it lacks {', '.join(missing)}")
         return Scored(path, content, run_of(content["record"], path, runs))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
