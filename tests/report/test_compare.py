@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import io
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -62,8 +63,11 @@ def test_without_a_folder_nothing_is_written_and_the_tables_are_the_same(runs, t
 
 
 def test_the_command_prints_the_content_of_the_same_comparison(runs, tmp_path):
-    done = CliRunner().invoke(app, ["report", *map(str, runs), "-o", str(tmp_path / "one")])
+    done = CliRunner().invoke(app, ["report", *map(str, runs), "-o", str(tmp_path / "one"), "--json"])
     assert done.exit_code == 0, done.output
+    (line,) = done.stdout.splitlines()
+    written = json.loads((tmp_path / "one" / "report.json").read_text(encoding="utf-8"))
+    assert json.loads(line) == {"folder": str(tmp_path / "one"), **written}
     acgpt.compare(runs, tmp_path / "two")
     for path in (tmp_path / "one").rglob("*.*"):
         assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()

@@ -223,34 +223,6 @@ def test_each_split_has_tables_of_its_own_and_any_file_name_will_do(tmp_path):
     assert float(other["training"]) == pytest.approx(100 * (1 - 6.17 / 7.25))
 
 
-def test_only_runs_that_were_asked_the_same_compete_for_the_best(tmp_path):
-    runs = [
-        write_run(tmp_path / "one", (7.5, 6.8, 6.2, 7.1, 7.4)),
-        write_run(tmp_path / "two", (7.4, 6.9, 6.1, 7.2, 7.4)),
-        write_run(tmp_path / "else", (1.5, 1.8, 1.2, 1.1, 1.4), measured={"texts": 9}),
-    ]
-    make_report(runs, tmp_path / "report")
-    page = (tmp_path / "report" / "finetuning" / "validation" / "perplexities.md").read_text(encoding="utf-8")
-    cells = {line.split(" | ")[0]: line for line in page.splitlines()}
-    assert "| 7.50 | **6.80** | 6.20 | **7.10** | **7.40** |" in cells["| one"]
-    assert "| **7.40** | 6.90 | **6.10** | 7.20 | **7.40** |" in cells["| two"]
-    assert "**" not in cells["| else"]
-
-
-def test_a_bound_of_a_tuned_run_is_marked_and_neither_ranked_nor_compared(tmp_path):
-    bound = {"evaluation": {**evaluation("diffusion", (None, 6.0, 5.0, None, None)), "bound": True}}
-    runs = [write_run(tmp_path / "ac"), write_run(tmp_path / "bound", method="diffusion", about=bound)]
-    make_report([*runs, twin_of(tmp_path / "gpt")], tmp_path / "report")
-    folder = tmp_path / "report" / "finetuning" / "validation"
-    lines = (folder / "perplexities.md").read_text(encoding="utf-8").splitlines()
-    cells = {line.split(" | ")[0]: line for line in lines}
-    assert "| -- | ≤ 6.00 | ≤ 5.00 | -- | -- |" in cells["| bound"]
-    assert "| **7.25** | -- | -- | **6.95** | **7.25** |" in cells["| gpt"] and "6.17 | 7.12" in cells["| ac"]
-    rows = {row["run"]: row for row in table(tmp_path / "report", "advantages")}
-    assert rows["ac"]["training"] and not rows["bound"]["training"]
-    assert [row["training"] for row in table(tmp_path / "report", "perplexities")] == ["", "6.17", "5.0"]
-
-
 def test_the_sweep_takes_each_run_at_its_own_r_max(tmp_path, figures):
     twin, runs = {}, []
     for r_max, ours in ((1.0, 5.0), (0.2, 7.0), (0.6, 6.0)):
@@ -328,34 +300,29 @@ def refused(runs: list[Path], output: Path, *words: str) -> None:
     assert sorted(output.parent.rglob("*")) == before
 
 
-def test_for_a_folder_within_a_run_the_run_is_named(tmp_path):
-    good = write_run(tmp_path / "ac")
-    (good / "model").mkdir()
-    refused([good / "model"], tmp_path / "report", f"name {good}")
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"recipe": {"method": "ac-gpt"}, "evaluation": 3}'])
-def test_results_that_cannot_be_read_are_named(tmp_path, content):
-    ac = write_run(tmp_path / "ac")
-    (ac / "results.json").write_text(content)
-    refused([ac], tmp_path / "report", str(ac / "results.json"))
-
-
-def test_evaluations_that_do_not_belong_are_named(tmp_path):
-    bad = write_run(tmp_path / "bad", further={"test": {"modes": {}, "set": {}}})
-    refused([bad], tmp_path / "report", str(bad / "test.json"), "evaluate again")
-    foreign = twin_of(tmp_path / "gpt", further={"test": evaluation("ac-gpt", AC, split="test")})
-    refused([foreign], tmp_path / "report", str(foreign / "test.json"), "evaluate it without a method")
-    broken = write_run(tmp_path / "broken")
-    (broken / "test.json").write_text("no JSON")
-    refused([broken], tmp_path / "report", str(broken / "test.json"))
-
-
-def test_where_there_is_nothing_to_compare_that_is_said(tmp_path):
-    out = tmp_path / "report"
-    refused([twin_of(tmp_path / "gpt")], out, "nothing to compare", "method=ac-gpt")
-    unmeasured = write_run(tmp_path / "unmeasured", about={"evaluation": None})
-    refused([unmeasured], out, "has no evaluation", "acgpt evaluate")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"results.json": "{"}, ["results.json"]),
+        ({"results.json": "[]"}, ["results.json"]),
+        ({"results.json": "{}"}, ["results.json", "damaged"]),
+        ({"results.json": {"recipe": {"method": "ac-gpt"}, "evaluation": 3}}, ["results.json"]),
+        ({"test.json": "no JSON"}, ["test.json"]),
+        ({"test.json": {"modes": {}, "set": {}}}, ["test.json", "evaluate again"]),
+        ({"test.json": evaluation("gpt", CAUSAL, split="test")}, ["test.json", "evaluate it without a method"]),
+        ({"model/config.json": "{}"}, ["name {run}"]),
+        ({"about": {"evaluation": None}}, ["has no evaluation", "acgpt evaluate"]),
+        ({"method": "gpt"}, ["nothing to compare", "method=ac-gpt"]),
+    ],
+)
+def test_what_is_no_run_or_no_evaluation_of_it_is_named(tmp_path, change, words):
+    files = {name: content for name, content in change.items() if "." in name}
+    run = named = write_run(tmp_path / "run", **{key: value for key, value in change.items() if key not in files})
+    for name, content in files.items():
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        named = (run / name).parent
+    refused([named], tmp_path / "report", *(word.format(run=run) for word in words))
 
 
 def test_a_folder_with_other_things_is_not_replaced_but_an_earlier_report_is(tmp_path):
@@ -487,17 +454,3 @@ def test_a_run_that_is_named_twice_counts_once(tmp_path):
     ac = write_run(tmp_path / "ac")
     make_report([ac, tmp_path / "." / "ac", ac], tmp_path / "report")
     assert len(table(tmp_path / "report", "perplexities")) == 1
-
-
-# ---- the command ----------------------------------------------------------------------------------------------------
-
-
-def test_the_command_prints_one_json_object_that_is_also_written(tmp_path):
-    out = tmp_path / "report"
-    result = run_cli(write_run(tmp_path / "ac"), twin_of(tmp_path / "gpt"), "-o", out, "--json")
-    (line,) = result.stdout.splitlines()
-    answer = json.loads(line)
-    assert answer.pop("folder") == str(out)
-    assert answer == json.loads((out / "report.json").read_text(encoding="utf-8"))
-    assert [run["name"] for run in answer["runs"]] == ["ac", "gpt"]
-    assert answer["runs"][0]["evaluations"][0]["modes"]["training"]["perplexity"] == 6.17

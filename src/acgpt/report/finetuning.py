@@ -26,7 +26,7 @@ from acgpt.report.entries import (
 from acgpt.report.paper import paper
 from acgpt.report.part import Part, name_hidden
 from acgpt.report.runs import Run, backbones
-from acgpt.report.tables import INTERVALS, NO_CLEAR_BEST, Cell, Column, Row, Table, comparable, grouped
+from acgpt.report.tables import INTERVALS, NO_CLEAR_BEST, Cell, Column, Row, Table, grouped
 
 RUN_COLUMNS = (
     Column("run", "run"),
@@ -106,7 +106,7 @@ def make(runs: Sequence[Run]) -> Part | None:
             on_curve = {comparison.entry.run for members in sweeps for comparison in members}
             hidden = name_hidden(each.entry.run.name for each in compared if each.entry.run not in on_curve)
             caption = "Advantage on the training distribution by r_max. Dashed: the paper." + hidden
-            part.pictures[path] = partial(pictures.sweep, sweep_curves(part.tables[path])), caption
+            part.pictures[path] = partial(pictures.sweep, part.tables[path].grouped()), caption
     return part
 
 
@@ -168,13 +168,3 @@ def sweep_rows(sweeps: Sequence[Sequence[Comparison]]) -> list[Row]:
         }
         rows.append(replace(comparison.entry.row(cells, comparison.note), group=number))
     return rows
-
-
-def sweep_curves(table: Table) -> list[tuple[str, bool, list[tuple[Cell, float | None]]]]:
-    """Return the curves of the sweep table, as `pictures.sweep` draws them."""
-    curves = []
-    for rows in table.grouped():
-        paper, cells = rows[0].paper, rows[0].cells
-        name = f"{'the paper: ' if paper else ''}{cells['backbone']}, {cells['adapter']}"
-        curves.append((name, paper, [(row.cells["r_max"], comparable(row.cells["advantage"])) for row in rows]))
-    return curves

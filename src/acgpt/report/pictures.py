@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from acgpt.methods import METHODS
 from acgpt.query.modes import MODES
 from acgpt.report.entries import Entry
+from acgpt.report.tables import Row, comparable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,16 +67,18 @@ def add_legend(figure: Figure, handles: Mapping[str, Any], size: int = 8) -> Non
     )
 
 
-def sweep(curves: Sequence[tuple[str, bool, Sequence[tuple[Any, Any]]]]) -> Figure:
+def sweep(groups: Sequence[Sequence[Row]]) -> Figure:
     """Draw the advantage on the training distribution against r_max.
 
     Args:
-        curves: A name, whether it is the paper's, and points of r_max and percent.
+        groups: Rows of the table of sweeps, those of a curve together.
     """
-    figure, (axes,) = canvas(6, 4 + 0.18 * len(curves))
-    colours = iter(LINES * len(curves))
-    for name, paper, points in curves:
+    figure, (axes,) = canvas(6, 4 + 0.18 * len(groups))
+    colours = iter(LINES * len(groups))
+    for rows in groups:
+        paper, points = rows[0].paper, [(row.cells["r_max"], comparable(row.cells["advantage"])) for row in rows]
         style: dict[str, Any] = {"color": PAPER, "linestyle": "--"} if paper else {"color": next(colours)}
+        name = "the paper: " * paper + f"{rows[0].cells['backbone']}, {rows[0].cells['adapter']}"
         axes.plot(*zip(*points, strict=True), marker="o", label=name, **style)
     axes.axhline(0, color="0.3", linewidth=0.8)
     axes.set_xlabel("r_max")
