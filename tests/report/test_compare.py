@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from generations import write_generations
 from test_report import AC, CAUSAL, twin_of, write_run
-from test_report_generation import score
 from test_report_scratch import scratch
 from typer.testing import CliRunner
 
@@ -89,13 +87,6 @@ def test_one_folder_may_be_named_by_itself(tmp_path):
     for folder in (run, str(run), [run], (str(run),)):
         assert list(acgpt.compare(folder).tables) == [f"from-scratch/validation/{name}" for name in SMALL]
     assert repr(acgpt.compare(run)) == f"Report(runs=1, tables={[f'from-scratch/validation/{name}' for name in SMALL]})"
-
-
-def test_generations_without_runs_have_tables_and_no_measurements(tmp_path, corpus):
-    score(write_generations(tmp_path / "drawn", corpus, model="hub/ac"), 0.9)
-    report = acgpt.compare(tmp_path / "drawn")
-    assert report.tables["generation/models/mauve"]["training"].tolist() == [0.9]
-    assert report.measurements.empty and "perplexity" in report.measurements
 
 
 def test_a_table_does_not_depend_on_the_order_of_the_seeds(tmp_path):

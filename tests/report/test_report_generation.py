@@ -171,8 +171,9 @@ def test_generations_without_a_run_have_a_report_of_their_own(corpus: Path, tmp_
     actual = content["generation"]["sizes"]["models"]["mauve"]
     assert [(row["method"], row["training"]["mean"]) for row in actual] == [("AC-GPT", 0.9), ("MLM (BERT)", 0.4)]
     first = {path: (tmp_path / "report" / path).read_bytes() for path in content["files"]}
-    make_report([tmp_path / "drawn"], tmp_path / "report")
+    report = make_report([tmp_path / "drawn"], tmp_path / "report")
     assert {path: (tmp_path / "report" / path).read_bytes() for path in content["files"]} == first
+    assert report.measurements.empty and "perplexity" in report.measurements
 
 
 def test_draws_of_one_model_are_averaged_before_its_seeds_are(corpus: Path, tmp_path: Path):

@@ -217,13 +217,6 @@ def test_without_sums_gains_have_no_interval_and_gpt_is_told_apart_by_its_keys(t
     assert row["note"] == "GPT differs in lr."
 
 
-def test_only_gpt_that_read_as_much_and_was_asked_the_same_is_compared_with(tmp_path):
-    runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "more", GPT, method="gpt", about={"texts": 1600})]
-    runs.append(scratch(tmp_path / "other", GPT, method="gpt", measured={"texts": 9}))
-    (row,) = make_report(runs).content["from-scratch"]["differences"]["validation"]["small"]
-    assert [row[mode] for mode in ADVANTAGES] == [None] * 3 and row["training_gain"] is not None
-
-
 def test_differences_are_written_with_their_ends_and_without():
     columns = (Column("name", "name"), Column("gain", "gain", form="+z.1f%", interval=True))
     cells = [Difference(1.25, (0.5, 2.0)), Difference(-1.0, (-2.0, 0.5)), Difference(3.0), None, -0.04]

@@ -11,7 +11,7 @@ import pytest
 from generations import write_generations
 from test_report import evaluation
 from test_report_generation import score
-from test_report_scratch import AC, GPT, figure, scratch
+from test_report_scratch import GPT, figure, scratch
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
@@ -39,12 +39,6 @@ def test_runs_that_cannot_be_compared_have_panels_that_can_be_told_apart(tmp_pat
     titles = [title for title, entries in figure(part, "validation/main") if entries[0].evaluations]
     assert len(set(titles)) == 2
     assert ("trained on 1,600 texts" in titles[1]) is ("about" in change)
-
-
-def test_a_run_of_one_length_needs_no_warning(tmp_path):
-    runs = [scratch(tmp_path / "ac"), scratch(tmp_path / "gpt", GPT, method="gpt")]
-    (part,) = make_report(runs, tmp_path / "report").parts
-    assert not any("Not shown" in caption for _, caption in part.pictures.values())
 
 
 def test_every_run_is_in_the_main_figure_or_is_named(tmp_path, monkeypatch):
@@ -92,22 +86,13 @@ def test_what_is_left_out_is_said_below_the_figure(tmp_path, monkeypatch):
     assert ["Not shown: low. See the tables." in caption for caption in captions] == [True, False]
 
 
-def test_of_two_evaluations_on_one_set_the_one_left_out_is_named_if_it_differs(tmp_path):
-    same, other = evaluation("ac-gpt", AC, r_max=0.6), evaluation("ac-gpt", (9.0,) * 5, r_max=0.6)
-    alike = scratch(tmp_path / "alike", further={"again": same})
-    assert not [note for note in make_report([alike], tmp_path / "report").notes if "left out" in note]
-    run = scratch(tmp_path / "run", further={"again": other})
-    made = make_report([run], tmp_path / "other")
-    (note,) = [note for note in made.notes if "left out" in note]
-    assert note.startswith(f"{run / 'again.json'} is left out: {run / 'results.json'} evaluates the same dataset")
-
-
 def test_of_several_evaluations_on_one_set_the_fullest_is_kept_and_the_others_are_named_with_it(tmp_path):
     partial = {
         str(count): evaluation("ac-gpt", (*(30.0 + count for _ in range(count)), *(None,) * (5 - count)), r_max=0.6)
         for count in (4, 3)
     }
-    run = scratch(tmp_path / "run", (9.0, 9.0, None, None, None), further=partial)
+    alike = evaluation("ac-gpt", (34.0, None, None, None, None), r_max=0.6)
+    run = scratch(tmp_path / "run", (9.0, 9.0, None, None, None), further=partial | {"alike": alike})
     made = make_report([run], tmp_path / "report")
     (row,) = made.content["from-scratch"]["splits"]["validation"]["small"]
     assert [row[mode] and row[mode]["mean"] for mode in ("unconditional", "training-no-future")] == [34.0, None]

@@ -24,7 +24,6 @@ from acgpt.report.runs import Run, RunEvaluation, command_for, describe_set
 from acgpt.report.tables import Cell, Column, Mean, Row, comparable, grouped
 from acgpt.training import recipe
 
-SETS = "Evaluation datasets"  # title of what the rows of a table were evaluated on
 ADVANTAGES = {"unconditional": "unconditional", **WITHOUT_FUTURE}  # mode of an entry: mode of its causal twin
 # Recipe keys in which an entry differs from its twin by definition.
 TWIN_KEYS = frozenset({"method", "conditioning", "lora", "base", "final_texts"})
@@ -40,6 +39,7 @@ def difference_columns(**titles: str) -> tuple[Column, ...]:
     return tuple(Column(key, title, form="+z.2f%", interval=True) for key, title in titles.items())
 
 
+GAIN_COLUMNS = difference_columns(infilling_gain="Inf gain", training_gain="TD gain")
 ADVANTAGE_COLUMNS = difference_columns(unconditional="UC adv", infilling="Inf adv", training="TD adv")
 
 
@@ -94,6 +94,11 @@ class Entry:
         """Key of comparable entries: base, size, corpus, budget and evaluation dataset."""
         run = self.run
         return run.base, run.size, run.results["corpus_hash"], run.budget, self.evaluation.hash
+
+    @property
+    def gains(self) -> dict[str, Difference]:
+        """What the future gains in the modes that read it: their advantage over the same mode without it."""
+        return {f"{mode}_gain": gain for mode, gain in differences(self, self, WITHOUT_FUTURE).items()}
 
     def row(self, cells: Mapping[str, Cell], *notes: str | None) -> Row:
         """Return the row of a table with these cells and remarks."""

@@ -14,15 +14,7 @@ from functools import partial
 from acgpt.errors import InputError
 from acgpt.methods import METHODS
 from acgpt.report import pictures
-from acgpt.report.entries import (
-    ADVANTAGE_COLUMNS,
-    SETS,
-    Comparison,
-    Entry,
-    compare,
-    difference_columns,
-    mode_columns,
-)
+from acgpt.report.entries import ADVANTAGE_COLUMNS, Comparison, Entry, compare, difference_columns, mode_columns
 from acgpt.report.paper import paper
 from acgpt.report.part import Part, name_hidden
 from acgpt.report.runs import Run, backbones
@@ -37,8 +29,12 @@ RUN_COLUMNS = (
     Column("mix", "mix", form="g"),
 )
 SET = Column("set", "set", spare=True)
-COLUMNS = {
-    "perplexities": (
+PERPLEXITIES = Table(
+    "Perplexities",
+    "Perplexity; lower is better. r_max 0 is the causal baseline. mix is the share of training texts with nothing "
+    "given. Bold: the best value among rows with the same base, training corpus, training budget and evaluation "
+    f"dataset; in the paper's rows, with the same backbone and corpus. {NO_CLEAR_BEST}",
+    (
         RUN_COLUMNS[0],
         Column("method", "method", spare=True),
         *RUN_COLUMNS[1:],
@@ -46,30 +42,26 @@ COLUMNS = {
         *mode_columns(".2f", min, spread=False),
         SET,
     ),
-    "advantages": (*RUN_COLUMNS, *ADVANTAGE_COLUMNS, Column("twin", "over", spare=True), SET),
-    "sweep": (
+)
+ADVANTAGES = Table(
+    "Advantage over the causal baseline",
+    "Advantage in percent of the causal baseline's perplexity; positive: AC-GPT is better. UC: unconditional; a "
+    "negative value is the cost of reading the future. Inf, TD: infilling and the training distribution with the "
+    f"future, against the baseline without it. {INTERVALS}",
+    (*RUN_COLUMNS, *ADVANTAGE_COLUMNS, Column("twin", "over", spare=True), SET),
+)
+SWEEP = Table(
+    "Advantage by r_max",
+    "Training distribution with the future, against the causal baseline without it. Each run is evaluated at its own "
+    f"r_max. {INTERVALS}",
+    (
         *RUN_COLUMNS,
         Column("training", "training", form=".2f"),
         Column("baseline", "baseline's training no future", form=".2f"),
         *difference_columns(advantage="TD adv"),
         SET,
     ),
-}
-TITLES = {
-    "perplexities": "Perplexities",
-    "advantages": "Advantage over the causal baseline",
-    "sweep": "Advantage by r_max",
-}
-CAPTIONS = {
-    "perplexities": "Perplexity; lower is better. r_max 0 is the causal baseline. mix is the share of training texts "
-    "with nothing given. Bold: the best value among rows with the same base, training corpus, training budget and "
-    f"evaluation dataset; in the paper's rows, with the same backbone and corpus. {NO_CLEAR_BEST}",
-    "advantages": "Advantage in percent of the causal baseline's perplexity; positive: AC-GPT is better. UC: "
-    "unconditional; a negative value is the cost of reading the future. Inf, TD: infilling and the training "
-    f"distribution with the future, against the baseline without it. {INTERVALS}",
-    "sweep": "Training distribution with the future, against the causal baseline without it. Each run is evaluated at "
-    f"its own r_max. {INTERVALS}",
-}
+)
 
 
 def make(runs: Sequence[Run]) -> Part | None:
@@ -95,12 +87,15 @@ def make(runs: Sequence[Run]) -> Part | None:
         folder = part.new_folder(split)
         compared = [compare(entry, causal) for entry in of_split if not entry.run.causal]
         sweeps = sweeps_of(compared)
-        own_rows = {"perplexities": perplexity_rows(of_split), "advantages": advantage_rows(compared)}
-        for name, rows in {**own_rows, "sweep": sweep_rows(sweeps)}.items():
+        for name, table, rows in (
+            ("perplexities", PERPLEXITIES, perplexity_rows(of_split)),
+            ("advantages", ADVANTAGES, advantage_rows(compared)),
+            ("sweep", SWEEP, sweep_rows(sweeps)),
+        ):
             if rows:
-                title, rows = f"{TITLES[name]}, {split}", [*rows, *paper_rows(name)]
-                table = Table(title, CAPTIONS[name], COLUMNS[name], tuple(rows), "backbone", SETS)
-                part.add_table(f"{folder}/{name}", table, "splits", split, name)
+                title, shown = f"{table.title}, {split}", (*rows, *paper_rows(name))
+                table = replace(table, title=title, rows=shown, mark="backbone")
+                part.add_table((folder, name), table, "splits", split, name)
         if sweeps:
             path = f"{folder}/sweep"
             on_curve = {comparison.entry.run for members in sweeps for comparison in members}
@@ -151,7 +146,7 @@ def sweeps_of(compared: Sequence[Comparison]) -> list[list[Comparison]]:
         parts = [part | {"r_max": None} for part in run.conditioning.as_dict()["parts"]]
         return json.dumps([run.base, run.lora, parts, run.results["corpus_hash"], run.budget], sort_keys=True)
 
-    points = [each for each in compared if each.entry.r_max == each.entry.run.r_max and "training" in each.advantages]
+    points = [each for each in compared if each.entry.at_training_r_max and "training" in each.advantages]
     sweeps = [sorted(same, key=lambda each: each.entry.r_max) for same in grouped(points, key)]
     return [members for members in sweeps if members[0].entry.r_max < members[-1].entry.r_max]
 

@@ -13,32 +13,11 @@ from functools import partial
 
 from acgpt.query.modes import WITHOUT_FUTURE
 from acgpt.report import pictures
-from acgpt.report.entries import (
-    ADVANTAGE_COLUMNS,
-    SETS,
-    TWIN_KEYS,
-    Entry,
-    compare,
-    difference_columns,
-    differences,
-    entries_of,
-    mode_columns,
-)
+from acgpt.report.entries import ADVANTAGE_COLUMNS, GAIN_COLUMNS, TWIN_KEYS, Entry, compare, entries_of, mode_columns
 from acgpt.report.paper import method_order, paper, paper_entries, paper_rows, size_title, sizes
 from acgpt.report.part import Part, name_hidden
 from acgpt.report.runs import Run
-from acgpt.report.tables import (
-    INTERVALS,
-    NO_CLEAR_BEST,
-    Cell,
-    Column,
-    Row,
-    Table,
-    comparable,
-    file_name,
-    grouped,
-    known_first,
-)
+from acgpt.report.tables import INTERVALS, NO_CLEAR_BEST, Cell, Column, Row, Table, comparable, grouped, known_first
 
 R_MAX = 0.6  # of the paper's main results
 MAX_PANELS = 8  # panels per size in one figure
@@ -66,12 +45,7 @@ CAPTION = (
     f"training budget and evaluation dataset. {NO_CLEAR_BEST} Rows with different evaluation datasets are not "
     "compared. ≤ marks an upper bound, which is not ranked. -- marks a mode that the method cannot answer."
 )
-DIFFERENCES = (
-    *COLUMNS[1:6],
-    *ADVANTAGE_COLUMNS,
-    *difference_columns(infilling_gain="Inf gain", training_gain="TD gain"),
-    *COLUMNS[-2:],
-)
+DIFFERENCES = (*COLUMNS[1:6], *ADVANTAGE_COLUMNS, *GAIN_COLUMNS, *COLUMNS[-2:])
 DIFFERENCES_CAPTION = (
     "Relative difference in perplexity, in percent; positive: lower perplexity. With several seeds, mean perplexities "
     "are compared. adv: advantage over GPT with the same size, training corpus, training budget and evaluation "
@@ -112,12 +86,12 @@ def make(runs: Sequence[Run]) -> Part | None:
         split, of_sizes = of_split[0].evaluation.split, by_size(of_split)
         folder = part.new_folder(split)
         for size, of_size in of_sizes.items():
-            title, stem = f"{size_title(size)}, {split}", f"{folder}/{file_name(size)}"
-            rows = perplexity_rows(size, of_size)
-            part.add_table(stem, Table(title, CAPTION, COLUMNS, rows, "method", SETS, OTHERS), "splits", split, size)
+            title, rows = f"{size_title(size)}, {split}", perplexity_rows(size, of_size)
+            table = Table(title, CAPTION, COLUMNS, rows, paper_note=OTHERS)
+            part.add_table((folder, size), table, "splits", split, size)
             if rows := difference_rows(of_size):
-                table = Table(f"{title}: differences", DIFFERENCES_CAPTION, DIFFERENCES, rows, "method", SETS)
-                part.add_table(f"{stem}-differences", table, "differences", split, size)
+                table = Table(f"{title}: differences", DIFFERENCES_CAPTION, DIFFERENCES, rows)
+                part.add_table((folder, f"{size}-differences"), table, "differences", split, size)
         add_pictures(part, folder, of_split, of_sizes)
     return part
 
@@ -170,10 +144,9 @@ def difference_rows(entries: Sequence[Entry]) -> tuple[Row, ...]:
     rows, causal = [], [entry for entry in entries if entry.method == CAUSAL]
     for entry in entries:
         compared = compare(entry, causal if entry.method != CAUSAL else [], "GPT", METHOD_KEYS)
-        own = {f"{mode}_gain": gain for mode, gain in differences(entry, entry, WITHOUT_FUTURE).items()}
-        if gains := own | compared.advantages:
+        if cells := entry.gains | compared.advantages:
             twin_note = compared.note if compared.twin else None
-            rows.append(entry.row({**description(entry), **gains}, note(entry), twin_note))
+            rows.append(entry.row({**description(entry), **cells}, note(entry), twin_note))
     return tuple(rows)
 
 

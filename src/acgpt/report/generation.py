@@ -19,7 +19,7 @@ from acgpt.report.part import Part
 from acgpt.report.runs import Run
 from acgpt.report.samples_page import SampleColumn, samples_page
 from acgpt.report.scores import PAGE, SHARES, UNKNOWN_RUNS, WHOLE, Scored, find_results, method_name, run_of
-from acgpt.report.tables import Cell, Column, Mean, Row, Table, file_name, grouped, known_first
+from acgpt.report.tables import Cell, Column, Mean, Row, Table, grouped, known_first
 
 ORIGINAL = "original"  # name of the rows of the original texts
 NO_SAMPLES = "there is no page of samples: the folders have scores, but not the generations themselves."
@@ -87,7 +87,7 @@ def make(folders: Sequence[Path], runs: Sequence[Run]) -> Part | None:
         if with_mauve := [result for result in of_size if "mauve" in result.values]:
             tables = {"mauve": mauve_table(f"MAUVE{suffix}", size, with_mauve), **tables}
         for name, table in tables.items():
-            part.add_table(f"{file_name(size)}/{name}", table, "sizes", size, name)
+            part.add_table((size, name), table, "sizes", size, name)
     if generated:
         columns = [SampleColumn(each, run_of(each.record, each.path, runs)) for each in generated]
         part.pages[PAGE] = ("Samples, side by side", partial(samples_page, columns))
@@ -165,7 +165,7 @@ def mauve_table(title: str, size: str, scored: Sequence[Scored]) -> Table:
             rows.append(Row(cells, (ORIGINAL, group[0].group)))
     rows += paper_rows("mauve", "mauve", size, {result.r_max for result in scored}, scored=WHOLE)
     rows.sort(key=lambda row: (row.cells["r_max"], row.paper))
-    return Table(title, caption, MAUVE, tuple(rows), "method", "Scores", OTHERS)
+    return Table(title, caption, MAUVE, tuple(rows), details_title="Scores", paper_note=OTHERS)
 
 
 def mauve_row(draws: Sequence[Scored], name: str) -> Row:
@@ -221,7 +221,7 @@ def companions_table(heading: str, scored: Sequence[Scored]) -> Table:
     judged = any(row.cells["judged"] for row in rows)
     columns = tuple(column for column in COMPANIONS if column.key != "judged" or judged)
     several = f" Judges: {', '.join(judges)}. The first one that judged a file is shown." if len(judges) > 1 else ""
-    return Table(heading, MEASURED + several, columns, tuple(rows), "method")
+    return Table(heading, MEASURED + several, columns, tuple(rows))
 
 
 def judge_note(draws: Sequence[Scored]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +44,9 @@ class Part:
             folder += "_"
         return folder
 
-    def add_table(self, stem: str, table: Table, *keys: str) -> None:
-        """Add a table by its file name, and its rows to the content under these keys."""
-        self.tables[stem], place = table, self.content
+    def add_table(self, path: Sequence[str], table: Table, *keys: str) -> None:
+        """Add a table by the parts of its path, and its rows to the content under these keys."""
+        self.tables["/".join(map(file_name, path))], place = table, self.content
         for key in keys[:-1]:
             place = place.setdefault(key, {})
         place[keys[-1]] = [table.values(row) for row in table.rows if not row.paper]

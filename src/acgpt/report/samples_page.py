@@ -69,8 +69,8 @@ def samples_page(columns: Sequence[SampleColumn]) -> str:
     texts = []
     for number, columns_of_set in enumerate(sets):
         key = str(columns_of_set[0].generated.record["set"]["hash"])
-        chosen, samples = pick([column.generated for column in columns_of_set])
-        for item in chosen:
+        samples = pick([column.generated for column in columns_of_set])
+        for item in samples[columns_of_set[0].generated.path]:
             modes = []
             for mode in known_first((column.mode for column in columns_of_set), MODES):
                 cards = [
@@ -85,22 +85,18 @@ def samples_page(columns: Sequence[SampleColumn]) -> str:
     return template("samples.html").render(texts=texts, colours=PROBABILITY_LABELS)
 
 
-def pick(generated: Sequence[Generations]) -> tuple[list[int], dict[Path, dict[int, Generation]]]:
-    """Return the first texts of the first file, and from each file their first samples; read no further."""
-    chosen: list[int] = []
-    for sample in generated[0]:
-        chosen += [sample.item] if sample.item not in chosen else []
-        if len(chosen) == TEXTS:
-            break
+def pick(generated: Sequence[Generations]) -> dict[Path, dict[int, Generation]]:
+    """Return from each file its first samples of the first texts of the first file; read no further."""
     samples: dict[Path, dict[int, Generation]] = {}
     for generations in generated:
-        by_item = samples.setdefault(generations.path, {})
+        chosen, by_item = next(iter(samples.values()), None), dict[int, Generation]()
+        samples[generations.path] = by_item
         for sample in generations:
-            if sample.item in chosen:
+            if chosen is None or sample.item in chosen:
                 by_item.setdefault(sample.item, sample)
-            if len(by_item) == len(chosen):
+            if len(by_item) == (TEXTS if chosen is None else len(chosen)):
                 break
-    return chosen, samples
+    return samples
 
 
 def tokenizer_of(

@@ -186,9 +186,9 @@ class Table:
     title: str
     caption: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    mark: str
-    details_title: str = ""
+    rows: tuple[Row, ...] = ()
+    mark: str = "method"
+    details_title: str = "Evaluation datasets"
     paper_note: str = ""
 
     @cached_property
