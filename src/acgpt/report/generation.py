@@ -215,7 +215,7 @@ def companions_table(heading: str, scored: Sequence[Scored]) -> Table:
         originals = [result.original for result in peers if result.original is not None]
         for name, draws in [*models_of(peers), *((ORIGINAL, [each]) for each in originals[:1])]:
             measured = {key: over_seeds(draws, key) for key in (*SHARES, "own", "judged")}
-            notes = [*(judge_note(draws) if measured["judged"] else []), *draws_note(draws)]
+            notes = [*([judge_note(draws)] if measured["judged"] else []), *draws_note(draws)]
             group = draws[0].r_max, draws[0].sampling_key, draws[0].mode
             rows.append(Row(description(draws, name) | measured, group, " ".join(notes) or None))
     judged = any(row.cells["judged"] for row in rows)
@@ -224,10 +224,8 @@ def companions_table(heading: str, scored: Sequence[Scored]) -> Table:
     return Table(heading, MEASURED + several, columns, tuple(rows))
 
 
-def judge_note(draws: Sequence[Scored]) -> list[str]:
-    """Note who judged, and what; empty if nobody did."""
+def judge_note(draws: Sequence[Scored]) -> str:
+    """Note who judged, and what."""
     judges = [draw.content["judge"] for draw in draws]
-    if judges[0] is None:
-        return []
-    cut = ", except for tokens beyond its last position" if any((judge or {}).get("cut") for judge in judges) else ""
-    return [f"Judge: {judges[0]['model']}. It scores: {judges[0]['measures']}{cut}."]
+    cut = ", except for tokens beyond its last position" if any(judge.get("cut") for judge in judges) else ""
+    return f"Judge: {judges[0]['model']}. It scores: {judges[0]['measures']}{cut}."
