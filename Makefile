@@ -52,7 +52,7 @@ browser-test: $(BROWSER_STAMP) ## the page of the server, in a headless Chromium
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser tests/browser
 
 rounding-test: $(STAMP) ## numeric tests again, rounded as on another CPU
-	@ACGPT_TEST_ROUNDING=1 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n $(JOBS) \
+	@ACGPT_TEST_ROUNDING=1 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 GOMP_SPINCOUNT=2000 $(BIN)/python -m pytest -n $(JOBS) \
 		--dist loadfile -m 'not gpu and not soak and not serverfuzz and not slow' $(NUMERIC)
 
 check: lint types imports ## lint, types and the order of imports
