@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli.main import app
-from acgpt.data import rows, sources
+from acgpt.data import rows
 from acgpt.experiments import runner
 from acgpt.experiments.experiment import load_experiment
 from acgpt.experiments.runner import run_experiment
@@ -91,8 +91,7 @@ def content_of(folder: Path) -> dict[str, Any]:
 
 
 def test_a_preparation_goes_on_after_its_last_checkpoint(corpus, tmp_path, monkeypatch):
-    for module in (rows, sources):
-        monkeypatch.setattr(module, "BATCH", 10_000)
+    monkeypatch.setattr(rows, "BATCH", 10_000)
     source = tmp_path / "texts.jsonl"
     source.write_text("".join(json.dumps({"text": f"{n} The cat sat on the mat. " * 20}) + "\n" for n in range(60)))
     options = {"tokenizer": str(corpus / "tokenizer"), "validation": 0.1, "shard_bytes": 4096, "workers": 1}

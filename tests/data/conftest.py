@@ -42,8 +42,6 @@ def run(named, tmp_path):
 @pytest.fixture
 def small(monkeypatch):
     """Shrink batches, so that a short text fills many of them."""
-    for module in (corpus_rows, sources):
-        monkeypatch.setattr(module, "BATCH", 300)
-    for name, value in {"READ": 64, "READ_COMPRESSED": 20, "CUT": 100}.items():
+    for name, value in {"BATCH": 300, "READ": 64, "READ_COMPRESSED": 20, "CUT": 100, "ROWS": 3}.items():
         monkeypatch.setattr(corpus_rows, name, value)
     monkeypatch.setattr(sources, "ROWS", 3)

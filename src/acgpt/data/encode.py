@@ -13,21 +13,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from io import BytesIO
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from acgpt.data.corpus import DTYPES
-from acgpt.data.rows import Bad, Batch, Document
+from acgpt.data.corpus import DTYPES, tokenizer_in
+from acgpt.data.rows import Bad, Batch, checked, decode, parse_json
 from acgpt.data.shards import Share
 from acgpt.data.tokenizer import Vocabulary
 from acgpt.errors import InputError
@@ -37,6 +37,16 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document of a split, or a piece of a long one, with which the document may begin or end."""
+
+    split: str
+    text: str
+    begins: bool = True
+    ends: bool = True
 
 
 @dataclass(frozen=True)
@@ -66,30 +76,46 @@ class Recipe:
         digest = hashlib.blake2b(f"{self.seed}/{part}/{number}".encode(), digest_size=8).digest()
         return "validation" if int.from_bytes(digest, "big") < self.validation * 2**64 else "train"
 
-    def documents(self, batch: Batch, split: str, part: int) -> Iterator[tuple[str, Document | Bad]]:
-        """Yield the documents and the unusable rows of a batch, each with its split."""
-        for document in batch.documents(self.field):
-            if isinstance(document, Bad):
-                yield split, document
-            elif self.piece and split == "train" and batch.format == "txt":
-                yield from self.stretches(document, batch, part)
+    def documents(self, part: int, split: str, batch: Batch) -> Iterator[Document | Bad]:
+        """Yield the documents of a batch, and a `Bad` for each unusable row."""
+        if batch.format == "txt":
+            yield from self.stretches(part, split, batch)
+            return
+        for number, row in enumerate(batch.rows, batch.first):
+            text: str | Bad
+            if isinstance(row, Bad):
+                text = row
+            elif batch.format == "jsonl":
+                text = parse_json(row, number + 1, self.field)
             else:
-                yield self.split_of(split, part, document.number), document
+                text = checked(row, f"row {number + 1}", self.field)
+            yield text if isinstance(text, Bad) else Document(self.split_of(split, part, number), text)
 
-    def stretches(self, block: Document, batch: Batch, part: int) -> Iterator[tuple[str, Document]]:
-        """Cut a block of a text file at the line ends where held-out pieces begin and end; yield split and document."""
-        size = self.piece or 1
+    def stretches(self, part: int, split: str, batch: Batch) -> Iterator[Document | Bad]:
+        """Yield the text of a batch of a text file, cut where pieces of it go to another split."""
+
+        def split_at(byte: int) -> str:
+            return self.split_of(split, part, byte // self.piece if self.piece else 0)
+
         lines: list[tuple[str, str]] = []  # split and line
-        offset = batch.offset
-        for line in re.findall(r"[^\n]*\n|[^\n]+", block.text) or [""]:
-            lines.append((self.split_of("train", part, offset // size), line))
-            offset += len(line.encode())
-        end = batch.offset + (len(row) if isinstance(row := batch.rows[0], bytes) else 0)
-        continues = not block.ends and self.split_of("train", part, end // size) == lines[-1][0]
+        byte, line = batch.first, batch.line
+        for row in batch.rows:
+            if isinstance(row, Bad):
+                yield row
+                byte, line = byte + 1, line + 1
+                continue
+            for raw in BytesIO(row):
+                text = decode(raw, line)
+                if isinstance(text, Bad):
+                    yield text
+                else:
+                    lines.append((split_at(byte), text))
+                byte, line = byte + len(raw), line + 1
         groups = [(name, "".join(line for _, line in group)) for name, group in groupby(lines, key=itemgetter(0))]
-        for number, (name, text) in enumerate(groups):
-            begins, last = block.begins or number > 0, number == len(groups) - 1
-            yield name, Document(block.number, text, begins, ends=not (last and continues))
+        groups = groups or [(split_at(batch.first), "")]
+        continues = not batch.ends and split_at(batch.next) == groups[-1][0]
+        for number, (name, text) in enumerate(groups, 1):
+            yield Document(name, text, batch.first == 0 or number > 1, ends=not (continues and number == len(groups)))
 
     def texts(self, document: Document) -> list[str]:
         r"""Return the texts of a document that are tokenised separately.
@@ -105,21 +131,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A tokenised batch.
-
-    Args:
-        part: Number of its part.
-        count: Number of documents.
-        next: Number of the row after it.
-        done: Share of the part that has been read.
-        shares: What it adds to each split.
-        bad: Unusable rows.
-    """
+    """A tokenised batch: the number of its part, the batch without its rows, what it adds to each split, bad rows."""
 
     part: int
-    count: int
-    next: int
-    done: float
+    batch: Batch
     shares: dict[str, Share]
     bad: list[Bad]
 
@@ -127,54 +142,41 @@ class Encoded:
 @lru_cache(maxsize=1)
 def load_once(vocabulary: Vocabulary) -> PreTrainedTokenizerBase:
     """Load the tokenizer, once per process."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(vocabulary.folder, trust_remote_code=False)
+    return tokenizer_in(vocabulary.folder)
 
 
 def encode(recipe: Recipe, vocabulary: Vocabulary, item: tuple[int, str, Batch]) -> Encoded:
-    """Tokenise a batch. The text of a special token is tokenised as ordinary text.
-
-    Args:
-        recipe: Convention and held-out share.
-        vocabulary: The tokenizer.
-        item: Number of the part, its split, and the batch.
-    """
-    part, split, batch = item
+    """Tokenise a batch, given the number and the split of its part. Special tokens in a text are ordinary text."""
+    tokenizer = load_once(vocabulary)
     shares: dict[str, Share] = defaultdict(Share)
     bad: list[Bad] = []
     texts: list[str] = []
     destinations: list[tuple[str, bool]] = []  # for each text: its split, and whether EOS follows
-    for name, document in recipe.documents(batch, split, part):
+    for document in recipe.documents(*item):
         if isinstance(document, Bad):
             bad.append(document)
             continue
         new_texts = recipe.texts(document)
         texts += new_texts
-        destinations += [(name, recipe.convention == "lines" or document.ends)] * len(new_texts)
-        shares[name].documents += document.ends and bool(document.text.strip() or not document.begins)
-        shares[name].bytes += len(document.text.encode())
+        destinations += [(document.split, recipe.convention == "lines" or document.ends)] * len(new_texts)
+        share = shares[document.split]
+        share.documents += document.ends and bool(document.text.strip() or not document.begins)
+        share.bytes += len(document.text.encode())
     options: dict[str, Any] = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-    encoded = load_once(vocabulary)(texts, return_attention_mask=False, **options)["input_ids"] if texts else []
+    encoded = tokenizer(texts, return_attention_mask=False, **options)["input_ids"] if texts else []
     tokens: dict[str, list[int]] = defaultdict(list)
     for ids, (name, ends) in zip(encoded, destinations, strict=True):
         tokens[name] += [*ids, vocabulary.eos_token_id] if ends else ids
     for name in tokens:
         shares[name].tokens = np.array(tokens[name], DTYPES[vocabulary.dtype])
-    return Encoded(part, batch.count, batch.next, batch.done, dict(shares), bad)
+    part, _, batch = item
+    return Encoded(part, replace(batch, rows=[]), dict(shares), bad)
 
 
-def in_order(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int | None = None
-) -> Iterator[Result]:
+def in_order(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
     """Yield the results of a function in the order of the items, computed by worker processes.
 
-    Args:
-        function: The function.
-        items: Its arguments.
-        workers: Number of processes; 1 computes in this process.
-        ahead: Maximum number of items whose results are not used yet, which bounds the memory. Default: a few per
-            worker.
+    A few items per worker are in flight, which bounds the memory. One worker computes in this process.
     """
     if workers == 1:
         yield from map(function, items)
@@ -186,7 +188,7 @@ def in_order(
     try:
         for item in items:
             waiting.append(executor.submit(function, item))
-            if len(waiting) >= (ahead or 2 * workers + 2):
+            if len(waiting) >= 2 * workers + 2:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

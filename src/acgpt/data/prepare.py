@@ -91,87 +91,68 @@ def prepare(
     options = PreparationOptions.of(prepare, keywords)
     watch = watch or (lambda progress: None)
     names = [sources] if isinstance(sources, str | os.PathLike) else sources
-    folder = Path(folder)
-    check_options(options)
-    limit, train_tokenizer, mask_token = options.limit, options.train_tokenizer, options.mask_token
+    folder, size, mask_token = Path(folder), options.train_tokenizer, options.mask_token
+    if options.tokenizer is not None and size is not None:
+        raise InputError(
+            "`tokenizer` and `train_tokenizer` exclude each other: leave out `tokenizer` or `train_tokenizer`."
+        )
+    if options.shard_bytes < 1024:
+        raise InputError(f"a shard must have at least 1,024 bytes, not {options.shard_bytes}.")
     with disk_errors(folder, RESUMABLE):
         revisions = known_revisions(read_previous(folder))
-    parts = resolve([os.fspath(name) for name in names], revisions, limit)
-    requested = Recipe(options.convention or "", options.validation or 0.0, options.field, options.seed, limit=limit)
-    recipe = choose(parts, requested, options.validation is None)
-    loaded = None if train_tokenizer else corpus_tokenizer.load(options.tokenizer or "gpt2", mask_token)
+    parts = resolve([os.fspath(name) for name in names], revisions, options.limit)
+    recipe = choose(parts, options)
+    tokenizer = None if size else corpus_tokenizer.load(options.tokenizer or "gpt2", mask_token)
     watch(Progress("sources"))
+    from acgpt.models.metadata import tokenizer_hash  # imports torch, which no error above should wait for
+
     identity: dict[str, Any] = {
-        "tokenizer": f"trained, {train_tokenizer} tokens" if loaded is None else corpus_tokenizer.hash_of(loaded),
+        "tokenizer": f"trained, {size} tokens" if tokenizer is None else tokenizer_hash(tokenizer),
         "mask_token": mask_token,
         **{key: value for key, value in asdict(recipe).items() if value is not None},
         "shard_bytes": options.shard_bytes,
         "sources": [part.describe() for part in parts],
     }
     with disk_errors(folder, RESUMABLE), alone(folder):
-        previous = read_previous(folder)
-        if previous is not None and not options.overwrite:
-            finished = (folder / MANIFEST).exists()
-            if differing := differences(previous["recipe"], identity):
-                if finished or any(split["shards"] for split in previous["splits"].values()):
-                    raise other_request(folder, finished, differing)
-                previous = None  # no shard was completed: start again, for example after correcting an option
-            elif finished:
-                corpus = reuse(folder, options.skip_bad)
-                watch(Progress("reused"))
-                return corpus
-        if previous is None or options.overwrite or previous["position"] == [0, 0]:
-            previous = begin(folder, identity)
-            if loaded is None:
+        journal = None if options.overwrite else resumable(folder, identity)
+        if (folder / MANIFEST).exists() and not options.overwrite:
+            corpus = reuse(folder, options.skip_bad)
+            watch(Progress("reused"))
+            return corpus
+        if journal is None or journal["position"] == [0, 0]:
+            journal = begin(folder, identity)
+            if tokenizer is None:
                 watch(Progress("tokenizer"))
                 texts = training_texts(parts, recipe, options.skip_bad)
-                loaded = corpus_tokenizer.train(texts, train_tokenizer or 0, mask_token)
-            corpus_tokenizer.save(loaded, folder)
-        vocabulary = corpus_tokenizer.vocabulary_in(folder, None if train_tokenizer else identity["tokenizer"])
-        work = Preparation(folder, parts, recipe, identity, vocabulary, options.skip_bad, watch)
-        work.restore(previous)
-        with closing(work):
-            work.run(options.workers or default_workers(parts))
+                tokenizer = corpus_tokenizer.train(texts, size or 0, mask_token)
+            corpus_tokenizer.save(tokenizer, folder)
+        vocabulary = corpus_tokenizer.vocabulary_in(folder, None if size else identity["tokenizer"])
+        with closing(Preparation(folder, parts, recipe, journal, vocabulary)) as work:
+            work.run(options.workers or default_workers(parts), options.skip_bad, watch)
             corpus = work.finish()
         watch(Progress("prepared"))
         return corpus
 
 
-# ---- options --------------------------------------------------------------------------------------------------------
+# ---- the request ----------------------------------------------------------------------------------------------------
 
 
-def check_options(options: PreparationOptions) -> None:
-    """Check the options before anything is read."""
-    if options.tokenizer is not None and options.train_tokenizer is not None:
-        raise InputError(
-            "`tokenizer` and `train_tokenizer` exclude each other: leave out `tokenizer` or `train_tokenizer`."
-        )
-    if options.shard_bytes < 1024:
-        raise InputError(f"a shard must have at least 1,024 bytes, not {options.shard_bytes}.")
-
-
-def choose(parts: Sequence[Part], requested: Recipe, default: bool) -> Recipe:
-    """Check the requested recipe against the parts, and fill in what was left open.
-
-    Args:
-        parts: Parts to read.
-        requested: Requested recipe; its `convention` may be empty.
-        default: Whether the share to hold out was left open too.
-    """
+def choose(parts: Sequence[Part], options: PreparationOptions) -> Recipe:
+    """Check the options against the parts, and choose what they leave open."""
     named = [part for part in parts if isinstance(part, HubSplit)]
     by_lines = [part.title for part in named if part.hub.convention == "lines"]
-    convention = requested.convention or ("lines" if by_lines else "documents")
+    convention = options.convention or ("lines" if by_lines else "documents")
     if by_lines and convention != "lines":
         raise InputError(f"{by_lines[0]} is a dataset of lines, not of documents: use `convention='lines'`.")
-    splits, share = {part.split for part in parts}, requested.validation
-    if default:
-        share = 0.0 if "validation" in splits else max([part.hub.validation for part in named], default=0.0)
+    splits, share = {part.split for part in parts}, options.validation or 0.0
+    if options.validation is None and "validation" not in splits:
+        share = max([part.hub.validation for part in named], default=0.0)
     if share and "validation" in splits:
         raise InputError("the sources already have a validation split: leave `validation` out, or that source.")
     if share and "train" not in splits:
         raise InputError("there is no train split to hold documents out of: leave `validation` out.")
-    recipe = replace(requested, convention=convention, validation=share)
-    train = [(number, part) for number, part in enumerate(parts) if part.split == "train"][: requested.limit]
+    recipe = Recipe(convention, share, options.field, options.seed, limit=options.limit)
+    train = [(number, part) for number, part in enumerate(parts) if part.split == "train"][: options.limit]
     text_only = all(isinstance(part, File) and part.format == "txt" for _, part in train)
     too_few = len(train) * share < 1 or len({recipe.split_of("train", number, 0) for number, _ in train}) < 2
     return replace(recipe, piece=PIECE) if share and text_only and too_few else recipe
@@ -193,6 +174,26 @@ def known_revisions(previous: dict[str, Any] | None) -> dict[str, str]:
     return {source["path"]: source["revision"] for source in sources if source["format"] == "hub"}
 
 
+def resumable(folder: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the manifest or the journal in a folder, if it was made by the same request; `None` to start again.
+
+    Raises:
+        InputError: It was made by another request, and at least one shard is complete.
+    """
+    previous = read_previous(folder)
+    if previous is None or not (differing := differences(previous["recipe"], identity)):
+        return previous
+    if (folder / MANIFEST).exists():
+        what = "a corpus of other sources or settings"
+        remedy = "Choose another folder, or replace it with `overwrite=True`."
+    elif any(split["shards"] for split in previous["splits"].values()):
+        what = "an unfinished corpus of another command"
+        remedy = "Repeat that command to finish it, choose another folder, or start again with `overwrite=True`."
+    else:  # for example after an option was corrected
+        return None
+    raise InputError(f"{folder} holds {what}. Differences: {', '.join(differing)}. {remedy}")
+
+
 def differences(existing: dict[str, Any], requested: dict[str, Any]) -> list[str]:
     """Return the keys in which a request differs from the one that an existing folder was made with, with values."""
 
@@ -205,18 +206,6 @@ def differences(existing: dict[str, Any], requested: dict[str, Any]) -> list[str
         if key != "sources" and existing.get(key) != requested.get(key)
     ]
     return differing + ["sources"] * (contents(existing) != contents(requested))
-
-
-def other_request(folder: Path, finished: bool, differing: Sequence[str]) -> InputError:
-    """Return the error for a folder that was made by another request."""
-    what, remedy = (
-        "a corpus of other sources or settings",
-        "Choose another folder, or replace it with `overwrite=True`.",
-    )
-    if not finished:
-        what = "an unfinished corpus of another command"
-        remedy = "Repeat that command to finish it, choose another folder, or start again with `overwrite=True`."
-    return InputError(f"{folder} holds {what}. Differences: {', '.join(differing)}. {remedy}")
 
 
 def reuse(folder: Path, skip_bad: bool) -> Corpus:
@@ -269,142 +258,121 @@ def read(
 def training_texts(parts: Sequence[Part], recipe: Recipe, skip_bad: bool) -> Iterator[str]:
     """Yield texts from the beginning of the train split, to train a tokenizer on."""
     size = 0
-    train = [(number, part) for number, part in enumerate(parts) if part.split == "train"]
-    for number, split, batch in read(train, recipe):
-        for name, document in recipe.documents(batch, split, number):
+    for number, split, batch in read([item for item in enumerate(parts) if item[1].split == "train"], recipe):
+        for document in recipe.documents(number, split, batch):
             if isinstance(document, Bad):
                 if not skip_bad:
                     raise unusable(parts[number], document)
-            elif name == "train":
+            elif document.split == "train":
                 yield from recipe.texts(document)
                 size += len(document.text.encode())
         if size >= TRAINED_ON:
             return
 
 
-@dataclass
 class Preparation:
-    """A running preparation. After every batch it knows its position in the sources, so it can be resumed.
+    """A running preparation, which goes on from a journal.
 
     Args:
         folder: Folder of the corpus.
         parts: Parts to read.
         recipe: Convention, held-out share and limit.
-        identity: The request, as the journal and the manifest store it.
+        journal: The journal, which is kept up to date: after every batch it has the position in the sources.
         vocabulary: The tokenizer.
-        skip_bad: Skip unusable rows instead of raising an error.
-        watch: Called with the `Progress` after every batch.
     """
 
-    folder: Path
-    parts: Sequence[Part]
-    recipe: Recipe
-    identity: dict[str, Any]
-    vocabulary: Vocabulary
-    skip_bad: bool
-    watch: Callable[[Progress], None]
-
-    def restore(self, journal: dict[str, Any]) -> None:
-        """Go back to the state of a journal."""
-        self.part, self.row = journal["position"]
-        self.skipped: list[int] = journal["skipped"]
-        self.damaged: list[str | None] = journal.get("damaged") or [None] * len(self.parts)
-        self.taken: int = journal.get("taken", 0)  # documents of train so far, for the limit
-        dtype = self.vocabulary.dtype
-        capacity = self.identity["shard_bytes"] // np.dtype(dtype).itemsize
-        names = dict.fromkeys([part.split for part in self.parts] + ["validation"] * bool(self.recipe.validation))
-        self.writers = {name: Writer(self.folder, name, dtype, capacity) for name in names}
-        for name, state in journal["splits"].items():
-            self.writers[name].restore(state)
+    def __init__(
+        self, folder: Path, parts: Sequence[Part], recipe: Recipe, journal: dict[str, Any], vocabulary: Vocabulary
+    ) -> None:
+        self.folder, self.parts, self.recipe = folder, parts, recipe
+        self.journal, self.vocabulary = journal, vocabulary
+        capacity = journal["recipe"]["shard_bytes"] // np.dtype(vocabulary.dtype).itemsize
+        names = dict.fromkeys([part.split for part in parts] + ["validation"] * bool(recipe.validation))
+        self.splits: dict[str, dict[str, Any]] = journal["splits"]
+        for name in names:
+            self.splits.setdefault(name, {"documents": 0, "tokens": 0, "bytes": 0, "shards": []})
+        self.writers = {name: Writer(folder, name, vocabulary.dtype, capacity, self.splits[name]) for name in names}
 
     def checkpoint(self) -> None:
         """Write all tokens to disk, then write the journal."""
         for writer in self.writers.values():
             writer.sync()
-        splits = {name: writer.state() for name, writer in self.writers.items()}
-        position = {"position": [self.part, self.row], "taken": self.taken}
-        position |= {"skipped": self.skipped, "damaged": self.damaged}
-        journal = {"recipe": self.identity, **position, "splits": splits}
-        write_json(self.folder / JOURNAL, journal, ensure_ascii=False, locked=True)
+        write_json(self.folder / JOURNAL, self.journal, ensure_ascii=False, locked=True)
 
     def close(self) -> None:
         """Close the files."""
         for writer in self.writers.values():
             writer.close()
 
-    def batches(self) -> Iterator[tuple[int, str, Batch]]:
-        """Yield the remaining batches, with the number and the split of their part."""
-        # The position is read now, because reading runs ahead of writing.
-        return read(list(enumerate(self.parts))[self.part :], self.recipe, self.row, self.taken)
-
-    def run(self, workers: int) -> None:
+    def run(self, workers: int, skip_bad: bool, watch: Callable[[Progress], None]) -> None:
         """Read, tokenise and write all remaining batches."""
+        part, row = self.journal["position"]
         sizes = [part.size for part in self.parts]
         total = sum(sizes) if all(sizes) and self.recipe.limit is None else 0
-        writers = self.writers.values()
+        batches = read(list(enumerate(self.parts))[part:], self.recipe, row, self.journal["taken"])
         shards, text = 0, 0  # number of shards and bytes of text at the last checkpoint
-        for encoded in in_order(partial(encode, self.recipe, self.vocabulary), self.batches(), workers):
-            if encoded.bad and not self.skip_bad:
+        for encoded in in_order(partial(encode, self.recipe, self.vocabulary), batches, workers):
+            batch, part, outcome = encoded.batch, encoded.part, self.journal["outcomes"][encoded.part]
+            if encoded.bad and not skip_bad:
                 self.checkpoint()
-                raise unusable(self.parts[encoded.part], encoded.bad[0])
+                raise unusable(self.parts[part], encoded.bad[0])
             for split, share in encoded.shares.items():
                 self.writers[split].write(share)
-            self.skipped[encoded.part] += sum(bad.rows for bad in encoded.bad)
             for bad in encoded.bad:
-                if bad.lost:
-                    self.damaged[encoded.part] = f"{bad.where}: {bad.why}; {bad.lost} is left out"
-            self.taken += encoded.count if self.parts[encoded.part].split == "train" else 0
-            self.part, self.row = encoded.part, encoded.next
+                outcome["skipped"] += bad.rows
+                outcome["damaged"] = (
+                    f"{bad.where}: {bad.why}; {bad.lost} is left out" if bad.lost else outcome["damaged"]
+                )
+            self.journal["taken"] += batch.count if self.parts[part].split == "train" else 0
+            self.journal["position"] = [part, batch.next]
             progress = Progress(
                 "tokens",
-                done=sum(sizes[: self.part]) + encoded.done * sizes[self.part],
+                done=sum(sizes[:part]) + batch.done * sizes[part],
                 total=total,
-                documents=sum(writer.documents for writer in writers),
-                tokens=sum(writer.tokens for writer in writers),
-                text=sum(writer.bytes for writer in writers),
+                documents=self.sum_of("documents"),
+                tokens=self.sum_of("tokens"),
+                text=self.sum_of("bytes"),
             )
-            if progress.text - text >= CHECKPOINT or sum(len(writer.shards) for writer in writers) > shards:
+            completed = sum(len(split["shards"]) for split in self.splits.values())
+            if progress.text - text >= CHECKPOINT or completed > shards:
                 self.checkpoint()
-                shards, text = sum(len(writer.shards) for writer in writers), progress.text
-            self.watch(progress)
+                shards, text = completed, progress.text
+            watch(progress)
+
+    def sum_of(self, key: str) -> int:
+        """Return the number of documents, tokens or bytes in all splits."""
+        return sum(split[key] for split in self.splits.values())
 
     def finish(self) -> Corpus:
         """Complete the last shards, write the manifest, and open the corpus."""
         self.checkpoint()
-        if not any(writer.tokens for writer in self.writers.values()):
+        if not self.sum_of("tokens"):
             raise InputError("the sources contain no text: every document is blank.")
-        splits: dict[str, dict[str, Any]] = {}
-        for name, writer in self.writers.items():
+        for writer in self.writers.values():
             writer.finish()
-            shards = [asdict(shard) for shard in writer.shards]
-            counts = {"documents": writer.documents, "tokens": writer.tokens, "bytes": writer.bytes}
-            splits[name] = {**counts, "shards": shards}
         unit = "piece of the text files" if self.recipe.piece else "document"
         for name, amount in {"validation": "no", "train": "every"}.items():
-            if self.recipe.validation and not splits[name]["documents"]:
+            if self.recipe.validation and not self.splits[name]["documents"]:
                 warnings.warn(
                     f"{amount} {unit} was held out, because there are too few for "
                     f"`validation={self.recipe.validation}`. Choose another share or `seed`, or add a source for "
                     "the split: validation=PATH.",
                     stacklevel=3,
                 )
-        vocabulary = {key: value for key, value in asdict(self.vocabulary).items() if key != "folder"}
-        outcome = [
-            {"skipped": skipped, "damaged": lost} for skipped, lost in zip(self.skipped, self.damaged, strict=True)
-        ]
+        identity, outcomes = self.journal["recipe"], self.journal["outcomes"]
         manifest = {
             "format_version": FORMAT_VERSION,
             "acgpt_version": __version__,
-            **vocabulary,
+            **{key: value for key, value in asdict(self.vocabulary).items() if key != "folder"},
             "dtype": self.vocabulary.dtype,
             "convention": self.recipe.convention,
             "limit": self.recipe.limit,
-            **{key: sum(split[key] for split in splits.values()) for key in ("documents", "tokens", "bytes")},
-            "skipped": sum(self.skipped),
-            "damaged": sum(lost is not None for lost in self.damaged),
-            "sources": [{**source, **result} for source, result in zip(self.identity["sources"], outcome, strict=True)],
-            "splits": splits,
-            "recipe": self.identity,
+            **{key: self.sum_of(key) for key in ("documents", "tokens", "bytes")},
+            "skipped": sum(outcome["skipped"] for outcome in outcomes),
+            "damaged": sum(outcome["damaged"] is not None for outcome in outcomes),
+            "sources": [{**source, **outcome} for source, outcome in zip(identity["sources"], outcomes, strict=True)],
+            "splits": self.splits,
+            "recipe": identity,
         }
         write_json(self.folder / MANIFEST, manifest, ensure_ascii=False, locked=True)
         (self.folder / JOURNAL).unlink()

@@ -1,7 +1,7 @@
-"""Raw rows and documents: read files in batches of bounded size, and parse the batches.
+"""Raw rows: read files in batches of bounded size, and parse their rows.
 
-Reading is cheap and is done in order, by one process: bytes become lines or blocks of text, and these a `Batch`. The
-expensive part is `Batch.documents`, decoding and parsing, which runs in the worker processes.
+Reading is cheap and is done in order, by one process: bytes become lines or blocks of text, and these a `Batch`.
+Decoding and parsing are expensive, and are done by the worker processes (`acgpt.data.encode`).
 
 Everything is UTF-8, and texts are not changed. An unusable row becomes a `Bad`, which says where it is and why it is
 unusable; the caller decides what to do about it.
@@ -26,28 +26,9 @@ COMPRESSED = (".gz", ".xz", ".zst")
 READ = 1 << 16  # bytes per read from a plain file
 READ_COMPRESSED = 1 << 10  # bytes per read from a compressed file: they may expand a thousandfold
 BATCH = 1 << 20  # approximate bytes of text per batch
+ROWS = 256  # rows per batch, if their size is not known in advance
 CUT = 1 << 14  # a long text is cut within this number of bytes before the end of a batch
 LONGEST = 1 << 26  # maximum bytes per row: a file without line ends must not fill the memory
-
-
-# ---- batches and documents ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Document:
-    """A document, or a piece of a long one.
-
-    Args:
-        number: Number of the document in its part.
-        text: The text.
-        begins: Whether the document begins with this piece.
-        ends: Whether the document ends with this piece.
-    """
-
-    number: int
-    text: str
-    begins: bool = True
-    ends: bool = True
 
 
 @dataclass(frozen=True)
@@ -72,14 +53,13 @@ class Batch:
     """Raw rows of one part.
 
     Args:
-        format: "txt" (one row: a block of text), "jsonl" (one line per row), or "values".
+        format: "txt" (lines with their ends, or a block of text), "jsonl" (lines without), or "values".
         rows: Bytes for "txt" and "jsonl", any value for "values"; `Bad` for rows that could not be read.
-        first: Number of the first row.
-        next: Number of the row after this batch, where reading is resumed.
+        first: Number of the first row, or of the first byte of a text.
+        next: Number of the row or byte after this batch, where reading is resumed.
         line: Line of the first row, from 1, if the part has lines.
         done: Share of the part that has been read, from 0 to 1.
-        ends: Whether the part ends with this batch.
-        offset: Number of bytes of text before a block of text.
+        ends: Whether the part ends with this batch; known of text only.
     """
 
     format: str
@@ -89,7 +69,6 @@ class Batch:
     line: int = 0
     done: float = 0.0
     ends: bool = False
-    offset: int = 0
 
     @property
     def count(self) -> int:
@@ -100,56 +79,28 @@ class Batch:
         """Return a batch of at most the first `count` documents."""
         return self if self.count <= count else replace(self, rows=self.rows[:count], next=self.first + count)
 
-    def documents(self, field: str) -> Iterator[Document | Bad]:
-        """Yield the documents in order, and a `Bad` for each unusable row; `field` is the field of the text."""
-        if self.format == "txt":
-            yield from self.text(self.rows[0])
-            return
-        for index, row in enumerate(self.rows):
-            if isinstance(row, Bad):
-                yield row
-            elif self.format == "values":
-                yield checked(row, self.first + index, f"row {self.first + index + 1}", field)
-            elif row.strip():
-                yield parse_json(row, self.first + index, f"line {self.line + index}", field)
 
-    def text(self, block: bytes | Bad) -> Iterator[Document | Bad]:
-        """Yield the document of a block of a text file, after a `Bad` for each line that is not UTF-8."""
-        text: list[str] = []
-        if isinstance(block, Bad):
-            yield block
-        else:
-            for line, raw in enumerate(block.split(b"\n"), self.line):
-                try:
-                    text.append(decode(raw, line))
-                except UnicodeDecodeError as error:
-                    yield Bad(f"line {line}", not_utf8(error))
-        yield Document(0, "\n".join(text), begins=self.first == 0, ends=self.ends)
+# ---- parsing --------------------------------------------------------------------------------------------------------
 
 
-def decode(raw: bytes, line: int) -> str:
+def decode(raw: bytes, line: int) -> str | Bad:
     """Decode a line as UTF-8, without the byte order mark that some editors write at the beginning of a file."""
-    return raw.decode("utf-8-sig" if line == 1 else "utf-8")
-
-
-def not_utf8(error: UnicodeDecodeError) -> str:
-    """Describe a decoding error."""
-    return f"byte {error.start + 1} of it is not UTF-8 (to convert Latin-1: iconv -f latin1 -t utf-8)"
-
-
-def parse_json(raw: bytes, number: int, where: str, field: str) -> Document | Bad:
-    """Parse one line of a `.jsonl` file.
-
-    Args:
-        raw: The line.
-        number: Number of the document, from 0.
-        where: Position for errors, such as "line 7".
-        field: Field that holds the text.
-    """
     try:
-        content = json.loads(decode(raw, number + 1))
+        return raw.decode("utf-8-sig" if line == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        return Bad(where, not_utf8(error))
+        why = f"byte {error.start + 1} of it is not UTF-8 (to convert Latin-1: iconv -f latin1 -t utf-8)"
+        return Bad(f"line {line}", why)
+
+
+def parse_json(raw: bytes, line: int, field: str) -> str | Bad:
+    """Return the text in a field of a line of a `.jsonl` file; "" for a blank line."""
+    if not raw.strip():
+        return ""
+    where, decoded = f"line {line}", decode(raw, line)
+    if isinstance(decoded, Bad):
+        return decoded
+    try:
+        content = json.loads(decoded)
     except (ValueError, RecursionError) as error:
         return Bad(where, f"it is not JSON: {error}")
     if not isinstance(content, dict):
@@ -157,61 +108,32 @@ def parse_json(raw: bytes, number: int, where: str, field: str) -> Document | Ba
     if field not in content:
         names = ", ".join(map(repr, content)) or "none"
         return Bad(where, f"it has no field {field!r} (its fields: {names}); choose one with `field`")
-    return checked(content[field], number, where, field)
+    return checked(content[field], where, field)
 
 
-def checked(text: object, number: int, where: str, field: str) -> Document | Bad:
-    """Return the document if it is text that can be encoded as UTF-8: JSON allows unpaired surrogates."""
+def checked(text: object, where: str, field: str) -> str | Bad:
+    """Return a value if it is text that can be encoded as UTF-8: JSON allows unpaired surrogates."""
     if not isinstance(text, str):
         return Bad(where, f"its {field!r} is {'null' if text is None else 'a ' + type(text).__name__}, not text")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         return Bad(where, f"character {error.start + 1} of its text is half of a surrogate pair")
-    return Document(number, text)
+    return text
 
 
-# ---- bytes, lines and blocks ----------------------------------------------------------------------------------------
+# ---- reading --------------------------------------------------------------------------------------------------------
 
 
-class Damaged(Exception):
-    """A file that is damaged on disk."""
-
-
-@dataclass
-class Reader:
-    """Iterate over the decompressed bytes of a file, in blocks.
-
-    Args:
-        path: The file.
-        read: Number of bytes read from disk so far.
-    """
-
-    path: Path
-    read: int = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        suffix = self.path.suffix.lower()
-        make = decompressor(suffix) if suffix in COMPRESSED else None
-        size = READ if make is None else READ_COMPRESSED
-        stream: Any = None
-        with self.path.open("rb") as file:
-            while raw := file.read(size):
-                self.read += len(raw)
-                if make is None:
-                    yield raw
-                    continue
-                while raw := raw if stream else raw.lstrip(b"\0"):  # two streams may be separated by zeros
-                    stream = stream or make()
-                    try:
-                        block = stream.decompress(raw)
-                    except Exception as error:  # the libraries have no common error
-                        raise Damaged(f"it cannot be decompressed ({error})") from error
-                    if block:
-                        yield block
-                    raw, stream = (stream.unused_data, None) if stream.eof else (b"", stream)
-            if stream is not None:
-                raise Damaged("it ends too early")
+def optional(module: str, what: str) -> Any:
+    """Import a module that only some sources need; `what` it reads is named in the error."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise InputError(
+            f"reading {what} needs the package {package}, which is not installed: pip install 'acgpt[data]'"
+        ) from error
 
 
 def decompressor(suffix: str) -> Callable[[], Any]:
@@ -228,37 +150,48 @@ def decompressor(suffix: str) -> Callable[[], Any]:
     return lambda: zstandard.ZstdDecompressor().decompressobj()
 
 
-def optional(module: str, what: str) -> Any:
-    """Import a module that only some sources need.
+class Reader:
+    """Iterate over the decompressed bytes of a file, in blocks. At damage the iteration ends.
 
-    Args:
-        module: Name of the module.
-        what: What it reads, for errors.
+    Attributes:
+        read: Number of bytes read from disk so far.
+        damage: What is wrong with the file, if it is damaged after the bytes so far.
     """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise InputError(
-            f"reading {what} needs the package {package}, which is not installed: pip install 'acgpt[data]'"
-        ) from error
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.read = 0
+        self.damage = ""
+
+    def __iter__(self) -> Iterator[bytes]:
+        suffix = self.path.suffix.lower()
+        make = decompressor(suffix) if suffix in COMPRESSED else None
+        stream: Any = None
+        with self.path.open("rb") as file:
+            while raw := file.read(READ_COMPRESSED if make else READ):
+                self.read += len(raw)
+                if make is None:
+                    yield raw
+                    continue
+                while raw := raw if stream else raw.lstrip(b"\0"):  # two streams may be separated by zeros
+                    stream = stream or make()
+                    try:
+                        block = stream.decompress(raw)
+                    except Exception as error:  # the libraries have no common error
+                        self.damage = f"it cannot be decompressed ({error})"
+                        return
+                    if block:
+                        yield block
+                    raw, stream = (stream.unused_data, None) if stream.eof else (b"", stream)
+        if stream is not None:
+            self.damage = "it ends too early"
 
 
-def too_long(line: int) -> Bad:
-    """Return the `Bad` of a line that is longer than `LONGEST`."""
-    return Bad(f"line {line}", f"it is longer than {LONGEST >> 20} MB")
-
-
-def damaged(line: int, error: Damaged) -> Bad:
-    """Return the `Bad` of the rest of a damaged file, from a line on."""
-    return Bad(f"line {line}", f"the file is damaged from here on: {error}", lost="the rest of the file")
-
-
-def lines(blocks: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Yield lines without their ends; `None` for a line that is too long."""
+def lines(reader: Reader) -> Iterator[bytes | None]:
+    """Yield lines without their ends; `None` for a line that is too long. A line that damage cuts is left out."""
     buffer: list[bytes] = []
     size = 0
-    for block in blocks:
+    for block in reader:
         *ended, rest = block.split(b"\n")
         for line in ended:
             yield b"".join([*buffer, line]) if size <= LONGEST else None
@@ -268,50 +201,21 @@ def lines(blocks: Iterable[bytes]) -> Iterator[bytes | None]:
             buffer.append(rest)
         else:
             buffer.clear()
-    if size:
+    if size and not reader.damage:
         yield b"".join(buffer) if size <= LONGEST else None
-
-
-def line_blocks(blocks: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Yield blocks of whole lines, each about a batch long; `None` for a line that is too long."""
-    buffer: list[bytes] = []
-    size = 0
-    damage = None
-    try:
-        for line in lines(blocks):
-            if line is not None:
-                buffer.append(line + b"\n")
-                size += len(buffer[-1])
-            if buffer and (line is None or size >= BATCH):
-                yield b"".join(buffer)
-                buffer, size = [], 0
-            if line is None:
-                yield None
-    except Damaged as error:
-        damage = error
-    if buffer:
-        yield b"".join(buffer)
-    if damage:
-        raise damage
 
 
 def running_blocks(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield blocks of running text, each about a batch long, cut where byte-level tokenizers split anyway."""
     text = bytearray()
-    damage = None
-    try:
-        for block in blocks:
-            text += block
-            while len(text) >= 2 * BATCH:
-                cut = cut_before(text, BATCH)
-                yield bytes(text[:cut])
-                del text[:cut]
-    except Damaged as error:
-        damage = error
+    for block in blocks:
+        text += block
+        while len(text) >= 2 * BATCH:
+            cut = cut_before(text, BATCH)
+            yield bytes(text[:cut])
+            del text[:cut]
     if text:
         yield bytes(text)
-    if damage:
-        raise damage
 
 
 def cut_before(text: bytearray, limit: int) -> int:
@@ -327,4 +231,73 @@ def cut_before(text: bytearray, limit: int) -> int:
     for back in range(4):  # a character has at most four bytes
         if not 0x80 <= text[limit - back] < 0xC0:
             return limit - back
-    return limit  # not UTF-8, which `Batch.text` reports
+    return limit  # not UTF-8, which `decode` reports
+
+
+def file_batches(path: Path, format: str, running: bool) -> Iterator[Batch]:
+    """Yield the batches of a `.txt` or `.jsonl` file.
+
+    Args:
+        path: The file.
+        format: "txt" or "jsonl".
+        running: Read blocks of running text instead of lines.
+    """
+    reader, total, text = Reader(path), max(1, path.stat().st_size), format == "txt"
+    rows: list[bytes | Bad] = []
+    size, first, first_line = 0, 0, 1  # of `rows`: bytes, and where they begin
+    number, line = 0, 1  # of what comes next
+
+    def batch(ends: bool) -> Batch:
+        return Batch(format, rows, first, number, first_line, reader.read / total, ends)
+
+    for raw in running_blocks(reader) if running else lines(reader):
+        if rows and (running or size >= BATCH):
+            yield batch(ends=False)
+            rows, size, first, first_line = [], 0, number, line
+        if raw is None:
+            rows.append(Bad(f"line {line}", f"it is longer than {LONGEST >> 20} MB"))
+        else:
+            rows.append(raw + b"\n" if text and not running else raw)
+        length = len(raw or b"") + (not running)
+        size += length
+        number += length if text else 1
+        line += raw.count(b"\n") if raw and running else 1
+    if reader.damage:
+        why = f"the file is damaged from here on: {reader.damage}"
+        rows.append(Bad(f"line {line}", why, lost="the rest of the file"))
+        number += 1
+    if rows:
+        yield batch(ends=True)
+
+
+def parquet_batches(path: Path, start: int, field: str) -> Iterator[Batch]:
+    """Yield the rows of the column `field`, one row group after the other; skip the groups before row `start`."""
+    parquet = optional("pyarrow.parquet", ".parquet files")
+    damage_errors = (optional("pyarrow", ".parquet files").ArrowException, OSError, ValueError)
+
+    def unusable_file(why: str) -> Batch:
+        return Batch("values", [Bad("as a whole", why, lost="the file")], 0, 1, done=1.0)
+
+    try:
+        file = parquet.ParquetFile(path, page_checksum_verification=True)
+    except damage_errors as error:
+        yield unusable_file(f"the file is damaged: {error}")
+        return
+    with file:
+        if field not in file.schema_arrow.names:
+            columns = ", ".join(map(repr, file.schema_arrow.names))
+            yield unusable_file(f"it has no column {field!r} (its columns: {columns}); choose one with `field`")
+            return
+        total, end = max(1, file.metadata.num_rows), 0
+        for group in range(file.num_row_groups):
+            number, end = end, end + file.metadata.row_group(group).num_rows
+            if end <= start:
+                continue
+            try:
+                for batch in file.iter_batches(ROWS, row_groups=[group], columns=[field]):
+                    rows = batch.column(0).to_pylist()
+                    yield Batch("values", rows, number, number + len(rows), done=number / total)
+                    number += len(rows)
+            except damage_errors as error:
+                bad = Bad(f"rows {number + 1} to {end}", f"the file is damaged: {error}", end - number)
+                yield Batch("values", [bad], number, end, done=end / total)

@@ -45,30 +45,41 @@ class Share:
 
 @dataclass
 class Writer:
-    """A writer of the tokens of one split to shards of `capacity` tokens; the last shard may be shorter."""
+    """A writer of the tokens of one split, which goes on from the state of a journal.
+
+    Args:
+        folder: Folder of the corpus.
+        split: Name of the split.
+        dtype: Data type of the tokens.
+        capacity: Tokens per shard; the last shard may have fewer.
+        state: Entry of the split in the journal and in the manifest, which `write` and `finish` change. Its `tokens`
+            include those of the unfinished shard.
+    """
 
     folder: Path
     split: str
     dtype: str
     capacity: int
-    documents: int = 0
-    bytes: int = 0
-    shards: list[Shard] = field(default_factory=list)
-    partial: int = 0  # tokens in the unfinished shard
+    state: dict[str, Any]
 
     def __post_init__(self) -> None:
         self.file: BinaryIO | None = None
-        self.digest = hashlib.sha256()
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of all shards, including the unfinished one."""
-        return sum(shard.tokens for shard in self.shards) + self.partial
+        shards = [Shard(**shard) for shard in self.state["shards"]]
+        for shard in shards:
+            check_shard(self.folder, shard, self.dtype)
+        self.partial = self.state["tokens"] - sum(shard.tokens for shard in shards)  # tokens in the unfinished shard
+        if self.path.exists():  # the shard was finished after the journal was written
+            self.path.rename(self.part)
+        if self.partial:
+            size = self.partial * np.dtype(self.dtype).itemsize
+            if not self.part.exists() or self.part.stat().st_size < size:
+                raise InputError(f"{self.part} is missing or too short. Start again with `overwrite=True`.")
+            os.truncate(self.part, size)
 
     @property
     def path(self) -> Path:
         """Final path of the unfinished shard."""
-        return self.folder / f"{self.split}-{len(self.shards):05}.bin"
+        return self.folder / f"{self.split}-{len(self.state['shards']):05}.bin"
 
     @property
     def part(self) -> Path:
@@ -77,24 +88,17 @@ class Writer:
 
     def write(self, share: Share) -> None:
         """Append what a batch adds."""
-        self.documents += share.documents
-        self.bytes += share.bytes
         tokens = share.tokens
+        self.state["documents"] += share.documents
+        self.state["tokens"] += len(tokens)
+        self.state["bytes"] += share.bytes
         while len(tokens):
             head, tokens = np.split(tokens, [self.capacity - self.partial])
-            raw = head.tobytes()
-            self.open().write(raw)
-            self.digest.update(raw)
+            self.file = self.file or self.part.open("ab" if self.partial else "wb")
+            self.file.write(head.tobytes())
             self.partial += len(head)
             if self.partial == self.capacity:
                 self.finish()
-
-    def open(self) -> BinaryIO:
-        """Open the unfinished shard for appending, unless it is open."""
-        if self.file is None:
-            self.digest = hashlib.sha256(self.part.read_bytes() if self.partial else b"")
-            self.file = self.part.open("ab" if self.partial else "wb")
-        return self.file
 
     def sync(self) -> None:
         """Sync the unfinished shard to disk."""
@@ -105,10 +109,12 @@ class Writer:
     def finish(self) -> None:
         """Rename the unfinished shard, if any, to its final path."""
         if self.partial:
-            with self.open():
-                self.sync()
+            self.sync()
+            self.close()
+            with self.part.open("rb") as file:
+                shard = Shard(self.path.name, self.partial, hashlib.file_digest(file, "sha256").hexdigest())
             self.part.rename(self.path)
-            self.shards.append(Shard(self.path.name, self.partial, self.digest.hexdigest()))
+            self.state["shards"].append(asdict(shard))
             self.file, self.partial = None, 0
 
     def close(self) -> None:
@@ -116,25 +122,6 @@ class Writer:
         if self.file is not None:
             with suppress(OSError):  # a full disk, which has been reported
                 self.file.close()
-
-    def state(self) -> dict[str, Any]:
-        """Return the state for the journal."""
-        shards = [asdict(shard) for shard in self.shards]
-        return {"documents": self.documents, "bytes": self.bytes, "shards": shards, "partial": self.partial}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Return to a state of the journal: truncate what was written after it, and check the shards before it."""
-        self.documents, self.bytes, self.partial = state["documents"], state["bytes"], state["partial"]
-        self.shards = [Shard(**shard) for shard in state["shards"]]
-        for shard in self.shards:
-            check_shard(self.folder, shard, self.dtype)
-        if self.path.exists():  # the shard was finished after the journal was written
-            self.path.rename(self.part)
-        if self.partial:
-            size = self.partial * np.dtype(self.dtype).itemsize
-            if not self.part.exists() or self.part.stat().st_size < size:
-                raise InputError(f"{self.part} is missing or too short. Start again with `overwrite=True`.")
-            os.truncate(self.part, size)
 
 
 # ---- the folder -----------------------------------------------------------------------------------------------------
@@ -166,9 +153,8 @@ def alone(folder: Path) -> Iterator[None]:
 
 def read_previous(folder: Path) -> dict[str, Any] | None:
     """Return the manifest of a finished run, or the journal of an unfinished one; `None` for a new or empty folder."""
-    needed = {MANIFEST: {"recipe", "skipped", "splits"}, JOURNAL: {"recipe", "skipped", "splits", "position"}}
-    for name, keys in needed.items():
-        path = folder / name
+    journal_keys = {"recipe", "position", "taken", "outcomes", "splits"}
+    for path, keys in {folder / MANIFEST: {"recipe", "skipped", "splits"}, folder / JOURNAL: journal_keys}.items():
         if path.exists():
             try:
                 content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -192,7 +178,8 @@ def begin(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
     Returns:
         The journal.
     """
-    journal = {"recipe": identity, "position": [0, 0], "skipped": [0] * len(identity["sources"]), "splits": {}}
+    outcomes = [{"skipped": 0, "damaged": None} for _ in identity["sources"]]
+    journal = {"recipe": identity, "position": [0, 0], "taken": 0, "outcomes": outcomes, "splits": {}}
     write_json(folder / JOURNAL, journal, ensure_ascii=False, locked=True)
     (folder / MANIFEST).unlink(missing_ok=True)
     clear(folder)

