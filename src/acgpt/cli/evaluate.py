@@ -87,7 +87,7 @@ def evaluate(
     """
     check_corpus(corpus, options)
     if figure is not None:
-        from acgpt.display.formats import check_format
+        from acgpt.display.pictures import check_format
 
         check_format(figure)
         check_writable(figure)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from acgpt.cli.ui import JsonOption, emit, option, silence_libraries, with_options
-from acgpt.display.formats import check_format
+from acgpt.display.pictures import check_format
 from acgpt.models.options import ShowOptions
 from acgpt.query.template import parse
 

@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from acgpt.common.files import disk_errors
 from acgpt.common.notation import read_notation
-from acgpt.display.formats import check_format
+from acgpt.display.pictures import check_format, save_picture
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 
 REGIMES = {  # notation as in recipes, and remark
@@ -142,8 +141,6 @@ def draw_conditioning(path: str | Path, panels: Sequence[Panel]) -> None:
         InputError: matplotlib is missing, the format is unknown, or the file cannot be written.
     """
     check_format(path)
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -157,7 +154,6 @@ def draw_conditioning(path: str | Path, panels: Sequence[Panel]) -> None:
     panel_width, panel_height = left + WIDTH + right, HEAD + grid + GAP + CHART + TAIL
     width, height = columns * panel_width, lines * panel_height + foot
     figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
     roles = sorted(COLOURS)
     colours = ListedColormap([COLOURS[role] for role in roles])
 
@@ -206,5 +202,4 @@ def draw_conditioning(path: str | Path, panels: Sequence[Panel]) -> None:
     )
     caption = fill(caption, 100 * columns)
     figure.text(left / width, 0.33 / height, caption, fontsize=8, color=GREY, va="top", linespacing=1.35)
-    with rc_context({"svg.hashsalt": "acgpt"}), disk_errors(path):
-        figure.savefig(path, dpi=150)
+    save_picture(figure, path)

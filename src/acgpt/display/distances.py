@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acgpt.common.files import disk_errors
-from acgpt.display.formats import check_format
+from acgpt.display.pictures import check_format, save_picture
 from acgpt.errors import InputError
 from acgpt.evaluation.distance import LABELS
 from acgpt.query.modes import MODES
@@ -32,12 +32,9 @@ def draw_distances(path: str | Path, by_distance: Mapping[str, Any]) -> None:
         OutputError: The file cannot be written.
     """
     check_format(path)
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
     answered = {mode: gains for mode, gains in by_distance.items() if gains is not None}
     if not answered:
         raise InputError(f"{path} is not drawn: no mode was answered with and without the future.")
@@ -48,9 +45,9 @@ def draw_distances(path: str | Path, by_distance: Mapping[str, Any]) -> None:
     figure.axes[0].set_ylabel("gain from the future, nats a token")
     figure.axes[0].legend(frameon=False, fontsize=9)
     figure.axes[1].set_xticks(range(len(LABELS) - 1), LABELS[:-1])
-    with rc_context({"svg.hashsalt": "acgpt", "text.parse_math": False}), disk_errors(path):
+    with disk_errors(path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+    save_picture(figure, path)
 
 
 def draw_curve(axes: Axes, gains: Mapping[str, Mapping[str, Any]], name: str | None, colour: str) -> None:

@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from acgpt.common.files import disk_errors
-from acgpt.display.formats import check_format
+from acgpt.display.conditioning import NAMES
+from acgpt.display.pictures import check_format, save_picture
 from acgpt.display.table import print_table, terminal_table
 from acgpt.errors import CONTROLS, InputError, QueryError
 from acgpt.models.ask import Fill, Ranking, Sample, Score
@@ -293,30 +293,20 @@ def figure(
         raise QueryError(f"the layout has {len(layout.ids)} slots; up to {MOST_LAID_OUT} can be shown.")
     (copies,) = layout.copies
     body = body_tokens(query, mask).tolist()
-    texts = [
-        BLANK if token < 0 else text
-        for token, text in zip(body, pieces([bos if t < 0 else t for t in body], tokenizer), strict=True)
-    ]
-    (bos_text,) = pieces([bos], tokenizer)
+    known = pieces([bos if token < 0 else token for token in body], tokenizer)
+    texts = pieces([bos], tokenizer) + [BLANK if token < 0 else text for token, text in zip(body, known, strict=True)]
+    roles = ["BOS", *(NAMES[role] for role in query.roles.tolist())]
     positions = layout.positions.tolist()
     predicts = {
-        row: Target(positions[row] + 1, None if target < 0 else target, texts[positions[row]])
+        row: Target(positions[row] + 1, None if target < 0 else target, texts[positions[row] + 1])
         for row, target in zip(layout.rows.tolist(), layout.targets.tolist(), strict=True)
     }
-
-    def role(slot: int, position: int) -> str:
-        if slot < copies:
-            return "copy"
-        if position == 0:
-            return "BOS"
-        return "given" if query.given[position - 1] else "asked" if query.asked[position - 1] else "unknown"
-
     slots = tuple(
         ShownSlot(
-            text=texts[position - 1] if position else bos_text,
+            text=texts[position],
             id=None if token < 0 else token,
             position=position,
-            role=role(slot, position),
+            role="copy" if slot < copies else roles[position],
             predicts=predicts.get(slot),
         )
         for slot, (token, position) in enumerate(zip(layout.ids.tolist(), positions, strict=True))
@@ -419,7 +409,7 @@ def picture(drawn: Figure, path: str | Path, title: str = "") -> None:
             slots to draw.
     """
     check_format(path)
-    from matplotlib import font_manager, rc_context
+    from matplotlib import font_manager
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure as Canvas
@@ -485,7 +475,4 @@ def picture(drawn: Figure, path: str | Path, title: str = "") -> None:
     if title:
         lines = fill(label(title).replace("␣", " "), max(40, int((end - left) * side * 72 / 6.5)))
         write(left, top - 0.8 * unit, lines, "#111111", 10.5, ha="left", va="bottom", linespacing=1.3)
-    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "acgpt"}):
-        warnings.filterwarnings("ignore", message="Glyph")
-        with disk_errors(path):
-            canvas.savefig(path, dpi=200, bbox_inches="tight", pad_inches=0.2)
+    save_picture(canvas, path, dpi=200, bbox_inches="tight", pad_inches=0.2)
