@@ -85,20 +85,24 @@ def test_a_record_and_its_name_are_on_the_disk(tmp_path, monkeypatch, locked):
     assert disk.renamed == [(tmp_path / "record.json", [])] and disk.lost(tmp_path) == []
 
 
-@pytest.fixture
-def interrupted(tmp_path, small, monkeypatch, named):
-    """A preparation with every feature, its expected files, and a function that runs it in another folder."""
+@pytest.fixture(params=["rows", "pieces"])
+def interrupted(request, tmp_path, small, monkeypatch, named):
+    """A preparation with many features, its expected files, and a function that runs it in another folder."""
     monkeypatch.setattr(corpus_prepare, "CHECKPOINT", 2500)
+    monkeypatch.setattr(corpus_prepare, "PIECE", 200)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     (tmp_path / "c.txt").write_bytes("\n".join(MANY).encode())
-    names = [jsonl(tmp_path / "a.jsonl", MANY[:40]), parquet(tmp_path / "b.parquet", MANY), f"test={tmp_path}/c.txt"]
-    names[0] = compress(names[0])[2]
+    jsonl_file, parquet_file = jsonl(tmp_path / "a.jsonl", MANY[:40]), parquet(tmp_path / "b.parquet", MANY)
+    names = [compress(jsonl_file)[2], parquet_file, f"test={tmp_path}/c.txt"]
+    if request.param == "pieces":
+        (tmp_path / "d.txt").write_text("\n".join(NUMBERS[:100]))
+        names = [tmp_path / "c.txt", compress(tmp_path / "d.txt")[1]]
 
     def run(folder, **options):
-        options = {"validation": 0.3, "shard_bytes": 1024, "workers": 1, "tokenizer": named, **options}
+        options = {"validation": 0.3, "shard_bytes": 1024, "workers": 1, "tokenizer": named, "limit": 110, **options}
         return prepare(names, tmp_path / folder, **options)
 
-    run("whole")
+    assert bool(run("whole").manifest["recipe"].get("piece")) == (request.param == "pieces")
     return run, everything(tmp_path / "whole")
 
 
@@ -145,34 +149,6 @@ def test_a_preparation_killed_at_any_moment_goes_on_to_the_same_bytes(interrupte
         assert everything(tmp_path / folder) == whole, number
         shutil.rmtree(tmp_path / folder)
     assert number > 60, number
-
-
-@pytest.mark.parametrize("moment", range(1, 40, 5))
-@pytest.mark.parametrize("kind", ["limit", "pieces"])
-def test_a_limit_and_pieces_are_the_same_after_an_interruption(run, small, tmp_path, monkeypatch, kind, moment):
-    class Stop(Exception):
-        pass
-
-    def stop(progress):
-        nonlocal moment
-        moment -= progress.phase == "tokens"
-        if not moment:
-            raise Stop
-
-    monkeypatch.setattr(corpus_prepare, "CHECKPOINT", 20)
-    monkeypatch.setattr(corpus_prepare, "PIECE", 200)
-    names = [tmp_path / f"{number}.txt" for number in range(3)]
-    for number, name in enumerate(names):
-        name.write_text("\n".join(NUMBERS[number::3]))
-    options = {"validation": 0.1, "shard_bytes": 1024}
-    if kind == "limit":
-        names += [jsonl(tmp_path / "a.jsonl", NUMBERS[:20]), jsonl(tmp_path / "b.jsonl", NUMBERS[20:])]
-        options = {"limit": 35, "shard_bytes": 1024}
-    run(names, tmp_path / "whole", **options)
-    with pytest.raises(Stop):
-        run(names, watch=stop, **options)
-    run(names, **options)
-    assert everything(tmp_path / "corpus") == everything(tmp_path / "whole")
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

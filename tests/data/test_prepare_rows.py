@@ -73,56 +73,40 @@ def test_what_stands_before_a_bad_row_is_kept(run, small, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
-@pytest.mark.parametrize("harm", ["truncated", "corrupt"])
-def test_a_damaged_compressed_file_is_named_or_read_up_to_there(run, small, tokenizer, tmp_path, suffix, harm):
-    plain = jsonl(tmp_path / "a.jsonl", NUMBERS)
+@pytest.mark.parametrize(
+    "kind, harm", [("rows", "truncated"), ("rows", "corrupt"), ("lines", "truncated"), ("documents", "truncated")]
+)
+def test_a_damaged_compressed_file_is_named_or_read_up_to_there(run, small, tokenizer, tmp_path, suffix, harm, kind):
+    plain = jsonl(tmp_path / "a.jsonl", NUMBERS) if kind == "rows" else tmp_path / "a.txt"
+    if kind != "rows":
+        plain.write_text("\n".join(NUMBERS))
     compress(plain)
-    first = jsonl(tmp_path / "first.jsonl", ["fine"])
-    file = tmp_path / f"a.jsonl{suffix}"
-    raw = file.read_bytes()
+    first, file = jsonl(tmp_path / "first.jsonl", ["fine"]), plain.with_name(plain.name + suffix)
+    raw, options = file.read_bytes(), {"convention": "lines" if kind == "lines" else "documents"}
     half = len(raw) // 2
     file.write_bytes(raw[: half - 30] if harm == "truncated" else raw[: half - 100] + b"\xff" * 60 + raw[half - 40 :])
     with pytest.raises(InputError, match=rf"{file}, line \d+: ") as caught:
-        run([first, file])
+        run([first, file], **options)
     line = int(re.search(r"line (\d+)", str(caught.value))[1])
-    corpus = run([first, file], skip_bad=True)
-    expected = by_documents(tokenizer, ["fine", *NUMBERS[: line - 1]])
+    corpus = run([first, file], skip_bad=True, **options)
+    rows = NUMBERS[: line - 1]
+    expected = by_documents(tokenizer, ["fine", "\n".join(rows)] if kind == "documents" else ["fine", *rows])
+    same = len(expected) - (kind == "documents")  # what there is of the last line belongs to the text
+    assert tokens(corpus)[:same] == expected[:same]
     if suffix != ".zst":  # which is unpacked by the 128 kB, more than there are
         assert line > 100
-    if harm == "truncated":
-        assert "the file is damaged from here on: it ends too early" in str(caught.value)
-        assert "skip the rest of the file with `skip_bad=True`" in str(caught.value)
-        assert tokens(corpus) == expected
+    if harm == "truncated":  # otherwise some of what follows may pass for text: checksums come at the end
+        assert tokens(corpus).count(tokenizer.eos_token_id) == expected.count(tokenizer.eos_token_id)
+        why = f"line {line}: the file is damaged from here on: it ends too early"
+        assert why in str(caught.value) and "skip the rest of the file with `skip_bad=True`" in str(caught.value)
+        damage = [source["damaged"] for source in corpus.manifest["sources"]]
+        assert damage == [None, f"{why}; the rest of the file is left out"] and corpus.manifest["damaged"] == 1
         assert skipped(corpus) == (1, [0, 1])
-        note = f"line {line}: the file is damaged from here on: it ends too early; the rest of the file is left out"
-        assert [source["damaged"] for source in corpus.manifest["sources"]] == [None, note]
-        assert corpus.manifest["damaged"] == 1
-        with pytest.raises(
-            InputError, match=r"lacks 1 unusable rows and the rest of 1 damaged files: .*`skip_bad=True`"
-        ):
-            run([first, file])
-    else:  # some of what follows may pass for text: checksums come at the end
-        assert tokens(corpus)[: len(expected)] == expected
+        lacks = r"lacks 1 unusable rows and the rest of 1 damaged files: .*`skip_bad=True`"
+        with pytest.raises(InputError, match=lacks):
+            run([first, file], **options)
+    else:
         assert skipped(corpus)[1][1] > 0
-
-
-@pytest.mark.parametrize("convention", ORACLES)
-def test_a_damaged_text_file_is_read_up_to_there(run, tokenizer, tmp_path, convention):
-    plain = tmp_path / "a.txt"
-    plain.write_text("\n".join(NUMBERS))
-    file = compress(plain)[1]
-    file.write_bytes(file.read_bytes()[:-3000])
-    with pytest.raises(InputError, match=r"line \d+: the file is damaged from here on") as caught:
-        run(file, convention=convention)
-    line = int(re.search(r"line (\d+)", str(caught.value))[1])
-    result = tokens(run(file, convention=convention, skip_bad=True))
-    assert line > 150
-    expected = ORACLES[convention](tokenizer, ["\n".join(NUMBERS[: line - 1])])
-    if convention == "lines":
-        assert result == expected
-    else:  # what there is of the last line belongs to it
-        assert result[: len(expected) - 1] == expected[:-1]
-        assert result.index(tokenizer.eos_token_id) == len(result) - 1
 
 
 def test_a_damaged_parquet_file_is_named_or_skipped(run, tokenizer, tmp_path):
