@@ -12,7 +12,7 @@ from imports import run_commands
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
-from acgpt.display.conditioning import COLOURS, REGIMES, draw_conditioning, panel, read_conditioning, terminal
+from acgpt.display.conditioning import COLOURS, REGIMES, Panel, draw_conditioning, read_conditioning, terminal
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, Conditioning, generator
 
 MIXED = "{r_max: 0.7, infilling: 0.3, unknown: 0.2}"
@@ -78,7 +78,7 @@ def test_a_distribution_of_ones_own_is_drawn_instead():
 
 
 def test_in_the_terminal_each_set_is_a_line_of_squares_and_its_size():
-    drawn = panel("Mine", MIXED, length=9, rows=4, seed=2, draws=50)
+    drawn = Panel("Mine", MIXED, length=9, rows=4, seed=2, draws=50)
     title, *lines, bars, _, legend = terminal([drawn]).splitlines()
     assert title == f"Mine  {MIXED}"
     sets = sets_of(drawn.conditioning, 9, 4, seed=2)
@@ -99,7 +99,7 @@ def test_neither_torch_nor_matplotlib_is_imported_without_need():
 
 
 def test_the_squares_of_the_picture_are_the_sets(tmp_path):
-    panels = [panel(title, MIXED, length=11, rows=6, seed=seed, draws=20) for title, seed in (("One", 1), ("Two", 2))]
+    panels = [Panel(title, MIXED, length=11, rows=6, seed=seed, draws=20) for title, seed in (("One", 1), ("Two", 2))]
     draw_conditioning(tmp_path / "sets.svg", panels)
     picture = (tmp_path / "sets.svg").read_text()
     names = {COLOURS[role]: letter for role, letter in LETTERS.items()}

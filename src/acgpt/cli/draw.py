@@ -59,12 +59,12 @@ def conditioning(
                      sets (a letter per token: g given, a asked, u unknown),
                      given, unknown (the share of each position)
     """
-    from acgpt.display.conditioning import DRAWS, REGIMES, draw_conditioning, panel, terminal
+    from acgpt.display.conditioning import DRAWS, REGIMES, Panel, draw_conditioning, terminal
 
     length, seed = options.length, options.seed
     distributions = [("Your own", notation, "") for notation in options.own]
     distributions = distributions or [(title, notation, remark) for title, (notation, remark) in REGIMES.items()]
-    panels = [panel(*item, length=length, rows=options.rows, seed=seed, draws=DRAWS) for item in distributions]
+    panels = [Panel(*item, length=length, rows=options.rows, seed=seed, draws=DRAWS) for item in distributions]
     if output is not None:
         draw_conditioning(output, panels)
         print(f"wrote {output}", file=sys.stderr)

@@ -12,7 +12,8 @@ Sets come from `Conditioning.roles`, which training uses too, so a picture canno
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from pathlib import Path
 from textwrap import fill, shorten
 from typing import Any
@@ -53,23 +54,37 @@ def read_conditioning(notation: str) -> Conditioning:
 
 @dataclass(frozen=True)
 class Panel:
-    """Sets sampled from one distribution.
+    """Sets sampled from one distribution: those of items 0, 1, … of epoch 0.
 
     Args:
         title: Name of the distribution.
         notation: The distribution as in a recipe.
-        conditioning: The distribution.
-        sets: (draws, length) roles of the sampled sets.
-        rows: Number of sets to show; the others are used for the shares only.
         remark: Short description.
+        length: Tokens per text.
+        rows: Number of sets to show.
+        seed: Seed of `generator`.
+        draws: Number of sets for the share of each position.
     """
 
     title: str
     notation: str
-    conditioning: Conditioning
-    sets: np.ndarray
-    rows: int
     remark: str = ""
+    _: KW_ONLY
+    length: int
+    rows: int
+    seed: int
+    draws: int
+
+    @cached_property
+    def conditioning(self) -> Conditioning:
+        """The distribution."""
+        return read_conditioning(self.notation)
+
+    @cached_property
+    def sets(self) -> np.ndarray:
+        """(draws, length) roles of the sampled sets."""
+        items = range(max(self.rows, self.draws))
+        return np.stack([self.conditioning.roles(self.length, generator(self.seed, 0, item)) for item in items])
 
     @property
     def shown(self) -> np.ndarray:
@@ -91,23 +106,6 @@ class Panel:
             "given": self.share(GIVEN).tolist(),
             "unknown": self.share(UNKNOWN).tolist(),
         }
-
-
-def panel(title: str, notation: str, remark: str = "", *, length: int, rows: int, seed: int, draws: int) -> Panel:
-    """Sample the sets of items 0, 1, … of epoch 0.
-
-    Args:
-        title: Name of the distribution.
-        notation: The distribution as in a recipe.
-        remark: Short description.
-        length: Tokens per text.
-        rows: Number of sets to show.
-        seed: Seed of `generator`.
-        draws: Number of sets for the share of each position.
-    """
-    conditioning = read_conditioning(notation)
-    sets = [conditioning.roles(length, generator(seed, 0, item)) for item in range(max(rows, draws))]
-    return Panel(title, notation, conditioning, np.stack(sets), rows, remark)
 
 
 # ---- in the terminal ------------------------------------------------------------------------------------------------
@@ -147,7 +145,7 @@ def draw_conditioning(path: str | Path, panels: Sequence[Panel]) -> None:
 
     columns = min(2, len(panels))
     lines = -(-len(panels) // columns)
-    length, rows = panels[0].sets.shape[1], panels[0].rows
+    length, rows = panels[0].length, panels[0].rows
     cell = min(CELL, WIDTH / length)
     grid = rows * max(cell, ROW)
     left, right, foot = 0.45, 0.55, 0.65

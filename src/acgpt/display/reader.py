@@ -61,12 +61,12 @@ def choose_reader(
         )
     bos = choose_bos(default_bos(model, first), first, tokenizer)
     mask = None if first is None else first.mask_token_id
-    if not routed(folders):
-        about: dict[str, str | None] = {"adapter": next(iter(folders))} if adapters else {}
-        reader = Reader(tokenizer, bos, mask, first is not None and first.reads_copies)
-        return reader, about, True if future is None else future
-    query = query_of(template, tokenizer)
-    chosen = route(query, {name: Adapter.of(name, own[name]) for name in folders}, own[BARE], future)
-    answering = own[chosen.adapter or BARE]
+    name = next(iter(folders), None)
+    about = {"adapter": name} if adapters else {}
+    if routed(folders):
+        query = query_of(template, tokenizer)
+        chosen = route(query, {name: Adapter.of(name, own[name]) for name in folders}, own[BARE], future)
+        name, future, about = chosen.adapter, chosen.future, {"adapter": chosen.adapter}
+    answering = own[name or BARE]
     reader = Reader(tokenizer, bos, mask, answering is not None and answering.reads_copies)
-    return reader, {"adapter": chosen.adapter}, True if chosen.future is None else chosen.future
+    return reader, about, True if future is None else future
