@@ -93,9 +93,10 @@ class Recipe:
 
     def stretches(self, part: int, split: str, batch: Batch) -> Iterator[Document | Bad]:
         """Yield the text of a batch of a text file, cut where pieces of it go to another split."""
+        whole = self.split_of(split, part, 0)
 
         def split_at(byte: int) -> str:
-            return self.split_of(split, part, byte // self.piece if self.piece else 0)
+            return self.split_of(split, part, byte // self.piece) if self.piece else whole
 
         lines: list[tuple[str, str]] = []  # split and line
         byte, line = batch.first, batch.line
