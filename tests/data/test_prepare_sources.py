@@ -210,9 +210,9 @@ def test_one_split_of_a_named_data_set_can_be_taken(run, hub, tokenizer, tmp_pat
 
 def test_fineweb_is_streamed_up_to_its_limit_with_a_share_held_out(run, small, hub, tokenizer, monkeypatch):
     calls, _ = hub
-    assert (sources.NAMED["fineweb"].rows, sources.NAMED["fineweb"].validation) == (1_500_000, 0.01)
-    limited = replace(sources.NAMED["fineweb"], rows=30, validation=0.2)
-    monkeypatch.setitem(sources.NAMED, "fineweb", limited)
+    (fineweb,) = sources.NAMED["fineweb"]
+    assert (fineweb.rows, fineweb.validation) == (1_500_000, 0.01)
+    monkeypatch.setitem(sources.NAMED, "fineweb", [replace(fineweb, rows=30, validation=0.2)])
 
     class Stop(Exception):
         pass
@@ -233,7 +233,8 @@ def test_fineweb_is_streamed_up_to_its_limit_with_a_share_held_out(run, small, h
 
 def test_a_limit_goes_before_that_of_a_data_set(run, small, hub, tokenizer, tmp_path, monkeypatch):
     _, rows = hub
-    monkeypatch.setitem(sources.NAMED, "fineweb", replace(sources.NAMED["fineweb"], rows=10, validation=0.0))
+    (fineweb,) = sources.NAMED["fineweb"]
+    monkeypatch.setitem(sources.NAMED, "fineweb", [replace(fineweb, rows=10, validation=0.0)])
     for limit in (4, 35):
         corpus = run("fineweb", tmp_path / f"{limit}", limit=limit)
         assert tokens(corpus) == by_documents(tokenizer, [f"page {number}" for number in range(limit)])

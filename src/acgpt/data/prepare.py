@@ -140,13 +140,13 @@ def prepare(
 def choose(parts: Sequence[Part], options: PreparationOptions) -> Recipe:
     """Check the options against the parts, and choose what they leave open."""
     named = [part for part in parts if isinstance(part, HubSplit)]
-    by_lines = [part.title for part in named if part.hub.convention == "lines"]
+    by_lines = [part.title for part in named if part.convention == "lines"]
     convention = options.convention or ("lines" if by_lines else "documents")
     if by_lines and convention != "lines":
         raise InputError(f"{by_lines[0]} is a dataset of lines, not of documents: use `convention='lines'`.")
     splits, share = {part.split for part in parts}, options.validation or 0.0
     if options.validation is None and "validation" not in splits:
-        share = max([part.hub.validation for part in named], default=0.0)
+        share = max([part.validation for part in named], default=0.0)
     if share and "validation" in splits:
         raise InputError("the sources already have a validation split: leave `validation` out, or that source.")
     if share and "train" not in splits:

@@ -20,7 +20,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,49 +80,32 @@ class File:
 
 
 @dataclass(frozen=True)
-class Hub:
-    """A named dataset on the Hugging Face hub."""
+class HubSplit:
+    """A split of a dataset on the Hugging Face hub, at a fixed revision, so that a resumed run reads the same rows.
 
+    Args:
+        title: Name of the dataset here.
+        path: Path of the dataset on the hub.
+        config: Its configuration there.
+        convention: "lines" or "documents".
+        streaming: Read rows without downloading all of them first.
+        rows: Maximum number of rows to read.
+        validation: Share to hold out, if the dataset has no validation split.
+        bytes_per_row: An estimate, for progress.
+        split: The split.
+        revision: The revision.
+    """
+
+    title: str
     path: str
     config: str
-    splits: tuple[str, ...]
     convention: str
     streaming: bool
-    rows: int | None = None  # maximum number of rows to read
-    validation: float = 0.0  # share to hold out, if it has no validation split
-    bytes_per_row: int = 0  # an estimate, for progress
-
-
-NAMED = {
-    "wikitext-103": Hub(
-        "Salesforce/wikitext",
-        "wikitext-103-raw-v1",
-        splits=("train", "validation", "test"),
-        convention="lines",
-        streaming=False,
-    ),
-    "fineweb": Hub(
-        "HuggingFaceFW/fineweb",
-        "sample-10BT",
-        splits=("train",),
-        convention="documents",
-        streaming=True,
-        rows=1_500_000,
-        validation=0.01,
-        bytes_per_row=3_100,
-    ),
-}
-
-
-@dataclass(frozen=True)
-class HubSplit:
-    """A split of a dataset on the hub, at a fixed revision, so that a resumed run reads the same rows."""
-
-    split: str
-    title: str
-    hub: Hub
-    revision: str
-    rows: int | None  # maximum number of rows to read
+    rows: int | None = None
+    validation: float = 0.0
+    bytes_per_row: int = 0
+    split: str = "train"
+    revision: str = ""
 
     @property
     def name(self) -> str:
@@ -132,22 +115,22 @@ class HubSplit:
     @property
     def size(self) -> int:
         """An estimate in bytes, if the number of rows is known; else 0."""
-        return (self.rows or 0) * self.hub.bytes_per_row
+        return (self.rows or 0) * self.bytes_per_row
 
     def describe(self) -> dict[str, Any]:
         """Return its path and revision on the hub."""
-        hub = {"path": self.hub.path, "config": self.hub.config, "revision": self.revision, "rows": self.rows}
+        hub = {"path": self.path, "config": self.config, "revision": self.revision, "rows": self.rows}
         return {"split": self.split, "name": self.title, "format": "hub", **hub}
 
     def batches(self, start: int, field: str, convention: str) -> Iterator[Batch]:
         """Yield its batches from row `start` on."""
         datasets = optional("datasets", "datasets from the hub")
-        hub, number = self.hub, start
+        number = start
         try:
-            options = {"split": self.split, "streaming": hub.streaming, "revision": self.revision}
-            rows = datasets.load_dataset(hub.path, hub.config, trust_remote_code=False, **options)
+            options = {"split": self.split, "streaming": self.streaming, "revision": self.revision}
+            rows = datasets.load_dataset(self.path, self.config, trust_remote_code=False, **options)
             rows = rows.skip(start)
-            if self.rows is not None and hub.streaming:
+            if self.rows is not None and self.streaming:
                 rows = rows.take(self.rows - start)
             for group in rows.iter(ROWS):
                 if field not in group:
@@ -159,16 +142,32 @@ class HubSplit:
         except InputError:
             raise
         except Exception as error:  # datasets, huggingface_hub, the network and pyarrow have no common error
-            raise unreachable(hub, error) from error
+            raise unreachable(self.path, error) from error
 
 
 Part = File | HubSplit  # read from beginning to end
 
+WIKITEXT = HubSplit("wikitext-103", "Salesforce/wikitext", "wikitext-103-raw-v1", convention="lines", streaming=False)
+FINEWEB = HubSplit(
+    "fineweb",
+    "HuggingFaceFW/fineweb",
+    "sample-10BT",
+    convention="documents",
+    streaming=True,
+    rows=1_500_000,
+    validation=0.01,
+    bytes_per_row=3_100,
+)
+NAMED = {
+    "wikitext-103": [replace(WIKITEXT, split=split) for split in ("train", "validation", "test")],
+    "fineweb": [FINEWEB],
+}
 
-def unreachable(hub: Hub, error: Exception) -> InputError:
+
+def unreachable(path: str, error: Exception) -> InputError:
     """Return the error for a dataset that cannot be read from the hub, with other ways to get it."""
     return InputError(
-        f"cannot read {hub.path} from the Hugging Face hub: {type(error).__name__}: {error}\n"
+        f"cannot read {path} from the Hugging Face hub: {type(error).__name__}: {error}\n"
         "Check the connection; the same command resumes where it stopped. With HF_HUB_OFFLINE=1 in the environment, "
         "the Hugging Face cache of this machine is used. Or download the files on another machine, and use them as "
         "sources: docs/how-to/prepare.md has the commands."
@@ -203,25 +202,25 @@ def resolve(sources: Sequence[str], revisions: Mapping[str, str], limit: int | N
 
 def hub_splits(name: str, split: str | None, revisions: Mapping[str, str], limit: int | None) -> list[HubSplit]:
     """Return the splits of a named dataset, or only the given one; see `resolve`."""
-    hub = NAMED[name]
-    if split not in (None, *hub.splits):
-        raise InputError(f"{name} has no split {split!r}; its splits: {', '.join(hub.splits)}.")
-    revision = revisions.get(hub.path) or latest(hub)
-    limits = {known: limit if known == "train" and limit is not None else hub.rows for known in hub.splits}
-    return [HubSplit(known, name, hub, revision, limits[known]) for known in hub.splits if split in (None, known)]
+    parts = [part for part in NAMED[name] if split in (None, part.split)]
+    if not parts:
+        raise InputError(f"{name} has no split {split!r}; its splits: {', '.join(part.split for part in NAMED[name])}.")
+    revision = revisions.get(parts[0].path) or latest(parts[0].path)
+    rows = {"train": limit} if limit is not None else {}
+    return [replace(part, revision=revision, rows=rows.get(part.split, part.rows)) for part in parts]
 
 
-def latest(hub: Hub) -> str:
-    """Return the newest revision of a dataset; offline "main", which is the revision in the cache."""
+def latest(path: str) -> str:
+    """Return the newest revision of a dataset on the hub; offline "main", which is the revision in the cache."""
     optional("datasets", "datasets from the hub")  # checked before the network, which may be slow
     import huggingface_hub
 
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return "main"
     try:
-        return str(huggingface_hub.dataset_info(hub.path).sha)
+        return str(huggingface_hub.dataset_info(path).sha)
     except Exception as error:  # the network and the hub have no common error
-        raise unreachable(hub, error) from error
+        raise unreachable(path, error) from error
 
 
 def files(name: str, split: str) -> list[File]:
