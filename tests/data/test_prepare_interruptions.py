@@ -151,6 +151,7 @@ def test_a_preparation_killed_at_any_moment_goes_on_to_the_same_bytes(interrupte
     assert number > 60, number
 
 
+@pytest.mark.parametrize("interrupted", ["rows"], indirect=True)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_replacing_a_corpus_can_be_killed_at_any_moment(interrupted, tmp_path):
     run, whole = interrupted
