@@ -31,7 +31,7 @@ from acgpt.engine.layout import batches
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import LENGTH, EvaluationDataset, dataset_of_corpus
 from acgpt.evaluation.per_text import read_per_text
-from acgpt.evaluation.perplexity import PartialEvaluation, evaluate, split_groups
+from acgpt.evaluation.perplexity import evaluate, split_groups
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.ac_gpt import AcGpt
 from acgpt.models.language_model import LanguageModel
@@ -153,7 +153,6 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
 @pytest.mark.parametrize("damage", ["none", "cut off", "another file"])
 def test_an_evaluation_that_was_stopped_goes_on_and_ends_as_any_other(cli, corpus, tmp_path, monkeypatch, damage):
     monkeypatch.setattr("acgpt.evaluation.perplexity.PAUSE", 0)
-    monkeypatch.setattr("acgpt.evaluation.perplexity.SHARE", math.inf)  # every group is written
     options = ("--batch-tokens", "120", "-o")
     whole, output = tmp_path / "whole.json", tmp_path / "results.json"
     want = json.loads((cli(corpus, *options, whole), whole.read_text())[1])
@@ -184,11 +183,11 @@ def test_an_evaluation_that_was_stopped_goes_on_and_ends_as_any_other(cli, corpu
     asked.clear()
     monkeypatch.setattr(AcGpt, "log_probs", stopped_after(10**9))
     cli(corpus, *options, output)
-    assert len(asked) == groups - (2 if damage == "none" else 0)
+    assert groups - 2 <= len(asked) <= groups and (len(asked) == groups) == (damage == "another file")
     got = json.loads(output.read_text())
     for mode, result in want["modes"].items():
         assert got["modes"][mode] == {key: pytest.approx(value) for key, value in result.items()}
-    assert not part.exists() and got.get("resumed", False) == (damage == "none")
+    assert not part.exists() and got.get("resumed", False) == (damage != "another file")
 
 
 @pytest.mark.parametrize(
@@ -263,24 +262,6 @@ def test_where_the_disk_refuses_what_is_unfinished_the_evaluation_goes_on(cli, c
     printed = " ".join(cli(corpus, "-o", output).output.split())
     assert "results.json.part: Is a directory. This evaluation cannot be resumed if it stops." in printed
     assert json.loads(output.read_text())["modes"]["training"]["perplexity"] > 1
-
-
-@pytest.mark.parametrize("change", ["a byte", "the time"])
-def test_unfinished_answers_that_were_damaged_are_not_believed(tmp_path, change):
-    path = tmp_path / "part"
-    made = PartialEvaluation(path, lambda: {"what": 1})
-    made.answers_to(b"shown", (2, 3))[0] = -1.5
-    made.pause = 0
-    made.write()
-    assert (PartialEvaluation(path, lambda: {"what": 1}).answers_to(b"shown", (2, 3))[0] == -1.5).all()
-    content = bytearray(path.read_bytes())
-    if change == "a byte":
-        content[-40] ^= 1
-    else:
-        content = content.replace(b'"seconds":"', b'"seconds":"x')
-    path.write_bytes(content)
-    again = PartialEvaluation(path, lambda: {"what": 1})
-    assert np.isnan(again.answers_to(b"shown", (2, 3))).all() and again.earlier == 0
 
 
 def test_mlm_can_go_on_after_a_few_texts():

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors.numpy import save
 
 from acgpt.common.files import check_writable, disk_errors, write_atomically, write_json
@@ -89,7 +88,7 @@ def evaluate(
         }
 
     unfinished = None if output is None else PartialEvaluation(partial_path(output), config)
-    with progress() as update, compile_errors(compiled), saved_on_error(unfinished):
+    with progress() as update, compile_errors(compiled), unfinished or nullcontext():
         evaluation = perplexity.evaluate(
             method,
             lm.engine(lm.mask, chosen.batch_tokens),
@@ -130,17 +129,6 @@ def evaluate(
 def partial_path(output: Path) -> Path:
     """Return the path of the partial results of an evaluation."""
     return output.with_name(f"{output.name}.part")
-
-
-@contextmanager
-def saved_on_error(unfinished: PartialEvaluation | None) -> Iterator[None]:
-    """Save the partial results if an error or an interrupt ends the evaluation."""
-    try:
-        yield
-    except BaseException:
-        if unfinished is not None and any((~np.isnan(answers)).any() for answers in unfinished.answers.values()):
-            unfinished.write(now=True)  # even if the last write was recent
-        raise
 
 
 def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path | None, records: Path | None) -> None:

@@ -14,9 +14,8 @@ from acgpt.errors import InputError
 from acgpt.evaluation import generator as defaults
 from acgpt.evaluation.dataset import save_or_warn, trained_r_max, trained_r_maxes
 from acgpt.evaluation.generations import object_of_kind
-from acgpt.evaluation.generator import DISK_REMEDY, INDEX, Generator
+from acgpt.evaluation.generator import DISK_REMEDY, INDEX, Generator, existing_record
 from acgpt.evaluation.options import GenerationOptions
-from acgpt.evaluation.partial import existing_record
 from acgpt.evaluation.setup import Setup, Source, choose_method, compile_errors
 from acgpt.query.modes import MODES, modes_named
 from acgpt.query.sampling import Sampling

@@ -7,7 +7,7 @@
                  prompt, fills, text        for readers: what was given, the sampled text of each blank, the whole text
     the record   kind "generations", method, model, mode, r_max, set, sampling, tokenizer_hash, versions, …
 
-`generate` writes these files. This module reads and checks them, and formats a line (`as_line`); no model is needed.
+`generate` writes these files. This module reads and checks them; no model is needed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ KIND = "generations"
 BLANK = "____"  # stands for a run of tokens that are not given
 REGENERATE = "Delete it and generate it again, or leave it out."
 REQUIRED = ("method", "mode", "options", "set", "sampling", "tokenizer_hash", "sha256")  # keys of a record
-# Characters that end a line for Python's splitlines, but not for JSON.
-LINE_SEPARATORS = {char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"}
 
 
 @dataclass(frozen=True)
@@ -144,14 +142,6 @@ class Generations:
     def hash(self) -> str:
         """SHA-256 of the file."""
         return sha256(self.path)
-
-
-def as_line(content: Mapping[str, Any]) -> bytes:
-    """Return JSON on a single line, by every definition of a line separator."""
-    line = json.dumps(content, ensure_ascii=False, allow_nan=False)
-    for char, escape in LINE_SEPARATORS.items():
-        line = line.replace(char, escape)
-    return (line + "\n").encode()
 
 
 def sha256(path: Path) -> str:

@@ -5,23 +5,24 @@
 
     FOLDER/MODE.jsonl        one sample per line, in the order of the texts
     FOLDER/MODE.json         the record of the file; if it exists, the samples are complete
-    FOLDER/MODE.jsonl.part   the groups sampled so far, until all are
+    FOLDER/MODE.jsonl.part   a journal of the groups sampled so far, until all are
     FOLDER/index.json        a summary of each mode, written when all requested modes are complete
 
 A sample is a function of the seed, the query and the sample's number, except for rounding, which depends on the other
 rows of a batch. Samples are therefore drawn in groups that depend only on the config; a group is written at once, and
-an incomplete one is drawn again (see `partial`). A run that was killed and resumed thus writes the same bytes as one
+an incomplete one is drawn again (see `journal`). A run that was killed and resumed thus writes the same bytes as one
 that was not (on a CPU; a GPU is not deterministic). Finished samples are turned into lines while a GPU works on others.
 """
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -39,8 +40,8 @@ from acgpt.engine.decode import GREEDY, Answer
 from acgpt.engine.modules import evaluating
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationDataset
-from acgpt.evaluation.generations import BLANK, KIND, as_line, check_lines, sha256
-from acgpt.evaluation.partial import COSTS, Group, Part, check_config, existing_config, existing_record, open_part
+from acgpt.evaluation.generations import BLANK, KIND, check_lines, object_of_kind, sha256
+from acgpt.evaluation.journal import Journal, as_line, check_config, journal_config, open_journal
 from acgpt.evaluation.perplexity import check_fit
 from acgpt.methods import Method
 from acgpt.models.language_model import LanguageModel
@@ -54,6 +55,7 @@ from acgpt.query.text import pieces
 INDEX = "index.json"
 DISK_REMEDY = "Free disk space, check the folder's permissions, or choose another folder. Finished samples are kept."
 PROMPT, TOP_P, TEMPERATURE = 20, 0.95, 0.8  # as in the paper's experiments
+COSTS = ("seconds", "model_seconds", "calls")  # keys of a group's costs
 PER_MODE = ("mode", "future")  # config keys in which the files of one folder may differ
 
 
@@ -176,16 +178,22 @@ class Generator:
             InputError: The folder holds such files.
         """
         config = self.config("", False)
-        for path in (folder / f"{mode}{end}" for mode in MODES for end in (".jsonl", ".json", ".jsonl.part")):
-            if path.is_dir():
-                raise InputError(f"{path} is a folder, not a file: move it, or choose another `output`.")
-            if path.suffix == ".jsonl":
-                if path.is_file():
-                    check_samples(path)
-                continue
-            existing = existing_config(path)
-            if existing is not None:
-                check_config(path, {**existing, **{key: config[key] for key in PER_MODE}}, config)
+        for lines, record_path, part in (mode_files(folder, mode) for mode in MODES):
+            for path in (lines, record_path, part):
+                if path.is_dir():
+                    raise InputError(f"{path} is a folder, not a file: move it, or choose another `output`.")
+            has_lines, begun = lines.is_file(), journal_config(part)
+            record = existing_record(record_path)  # after the part: another process may finish in between
+            if has_lines and record is not None:
+                check_lines(lines, record, sha256(lines), "Delete it and run the same command again.")
+            elif has_lines and begun is None:  # with a part, the run was killed before it wrote the record
+                raise InputError(
+                    f"{lines} has no {record_path.name} beside it, which records how it was sampled. Move or delete it "
+                    "to sample the mode again, or choose another folder."
+                )
+            for path, existing in ((record_path, record and record["config"]), (part, begun)):
+                if existing is not None:
+                    check_config(path, {**existing, **{key: config[key] for key in PER_MODE}}, config)
 
     def write(
         self,
@@ -213,35 +221,35 @@ class Generator:
         future = choose_future(self.method, MODES[mode], queries)
         if future is None:
             return None
-        lines_path, record_path = folder / f"{mode}.jsonl", folder / f"{mode}.json"
+        lines_path, record_path, part = mode_files(folder, mode)
         config = self.config(mode, future)
         self.check(folder)
-        part_path = lines_path.with_name(f"{lines_path.name}.part")
         if (existing := existing_record(record_path)) is not None and lines_path.exists():
             check_config(record_path, existing["config"], config)
-            part_path.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             return existing
         with disk_errors(folder, DISK_REMEDY):
-            folder.mkdir(parents=True, exist_ok=True)
-            with open_part(part_path, config) as part:
-                counted_until = self.sample_into(part, queries, future, progress)
-                write_atomically(lines_path, part.lines())
-                part.costs["seconds"] += time.perf_counter() - counted_until
-                record = self.record(mode, queries, config, part.costs, lines_path) | dict(about or {})
+            with open_journal(part, config) as journal:
+                order, counted_until = self.sample_into(journal, queries, future, progress)
+                write_atomically(lines_path, journal.entries(order))
+                journal.costs["seconds"] += time.perf_counter() - counted_until
+                record = self.record(mode, queries, config, journal.costs, lines_path) | dict(about or {})
                 write_json(record_path, record)
-            part_path.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
         return record
 
     def sample_into(
-        self, part: Part, queries: Sequence[Query], future: bool, progress: Callable[[int, int, int], object]
-    ) -> float:
-        """Sample the groups that the part lacks, and append each as soon as it is complete.
+        self, journal: Journal, queries: Sequence[Query], future: bool, progress: Callable[[int, int, int], object]
+    ) -> tuple[list[int], float]:
+        """Sample the groups that the journal lacks, and append each as soon as it is complete.
 
         Returns:
-            The time up to which the costs are counted: everything but the writing of the last group.
+            The numbers of the entries in the order of the texts, and the time up to which the costs are counted:
+            everything but the writing of the last group.
         """
-        remaining = part.resume(make_groups(queries, self.samples, self.group_size))
-        before = part.tokens
+        samples = map(json.loads, journal.entries())
+        numbers = {(sample["item"], sample["sample"]): number for number, sample in enumerate(samples)}
+        before = sum(len(queries[item].asked_at) for item, _ in numbers)
         total, tokens = self.samples * sum(len(query.asked_at) for query in queries), 0
 
         def on_tokens(count: int) -> None:
@@ -252,7 +260,9 @@ class Generator:
         self.on_tokens = on_tokens
         on_tokens(0)
         meter, start = self.engine.meter, time.perf_counter()
-        for group in remaining:
+        for group in make_groups(queries, self.samples, self.group_size):
+            if numbers.keys() >= set(group.keys):
+                continue
             calls, model_seconds = meter.calls, meter.seconds
             sampling = replace(self.sampling, first=group.samples.start)
             group_queries = [queries[item] for item in group.items]
@@ -263,8 +273,9 @@ class Generator:
             now = time.perf_counter()  # the time to write a group counts towards the next
             costs = now - start, meter.seconds - model_seconds, meter.calls - calls
             start = now
-            part.add(group, [lines[key] for key in group.keys], dict(zip(COSTS, costs, strict=True)))
-        return start
+            numbers |= {key: len(journal.offsets) + number for number, key in enumerate(group.keys)}
+            journal.add([lines[key] for key in group.keys], dict(zip(COSTS, costs, strict=True)))
+        return [numbers[key] for key in sorted(numbers)], start
 
     def lines(self, group: Group, queries: Sequence[Query], answers: Sequence[Answer]) -> dict[tuple[int, int], bytes]:
         """Return samples of a group as lines of the file, by their keys."""
@@ -319,22 +330,46 @@ class Generator:
         }  # fmt: skip
 
 
-def check_samples(path: Path) -> None:
-    """Refuse a file of samples that does not match its record, or has none.
+def mode_files(folder: Path, mode: str) -> tuple[Path, Path, Path]:
+    """Return the paths of a mode's samples, their record, and the journal of unfinished samples."""
+    return folder / f"{mode}.jsonl", folder / f"{mode}.json", folder / f"{mode}.jsonl.part"
 
-    A file without a record is accepted if a part is beside it: the run was killed before it wrote the record.
+
+def existing_record(path: Path) -> dict[str, Any] | None:
+    """Return the record of generations; `None` if there is none yet.
+
+    Raises:
+        InputError: The file is not a record of generations.
     """
-    part, record_path = path.with_name(f"{path.name}.part"), path.with_suffix(".json")
-    # The part is checked before the record: another process may finish in between.
-    killed = part.is_file() and existing_config(part) is not None
-    record = existing_record(record_path) if record_path.is_file() else None
-    if record is not None:
-        check_lines(path, record, sha256(path), "Delete it and run the same command again.")
-    elif not killed:
+    record = object_of_kind(path, KIND)
+    if path.exists() and (record is None or not isinstance(record.get("config"), dict)):
         raise InputError(
-            f"{path} has no {record_path.name} beside it, which records how it was sampled. Move or delete it to "
-            "sample the mode again, or choose another folder."
+            f"{path} is not a record of generations. Move or delete it to sample the mode again, or choose another "
+            "folder."
         )
+    return record
+
+
+@dataclass(frozen=True)
+class Group:
+    """Samples that are drawn together: the same sample numbers of several texts.
+
+    Args:
+        items: Numbers of the texts.
+        samples: Numbers of the samples.
+        owners: If several texts share one query: for each sample, the text it belongs to.
+    """
+
+    items: tuple[int, ...]
+    samples: range
+    owners: tuple[int, ...] = ()
+
+    @property
+    def keys(self) -> list[tuple[int, int]]:
+        """Number of the text and number of the sample, for every sample."""
+        if self.owners:
+            return list(zip(self.owners, self.samples, strict=True))
+        return [(item, sample) for item in self.items for sample in self.samples]
 
 
 def check_prompt(prompt: int, length: int, name: str) -> None:

@@ -12,13 +12,14 @@ documents. A text that has the end of one document and the beginning of another 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,11 +27,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 from transformers import PreTrainedModel
 
-from acgpt.common.files import finite, write_atomically
+from acgpt.common.files import finite
 from acgpt.engine.engine import Engine
 from acgpt.engine.layout import batches
 from acgpt.engine.modules import evaluating
@@ -50,14 +49,14 @@ from acgpt.evaluation.bootstrap import (
 )
 from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.distance import BinnedGain, GainByDistance
+from acgpt.evaluation.journal import Journal, as_line, open_journal
 from acgpt.methods import Method
 from acgpt.models.language_model import positions_of
 from acgpt.query.conditioning import ASKED, GIVEN
 from acgpt.query.modes import MODES, WITHOUT_FUTURE, modes_named
 from acgpt.query.query import Query
 
-PAUSE = 10.0  # least number of seconds between two writes of partial results
-SHARE = 0.05  # maximum share of the time that is spent on writing them
+PAUSE = 10.0  # seconds between two batches of partial results
 
 
 @dataclass(frozen=True)
@@ -239,61 +238,76 @@ class Evaluation:
 
 
 class PartialEvaluation:
-    """Partial results of an evaluation in a file, from which it resumes after an interruption.
+    """The answers of an evaluation in a journal, from which it resumes after an interruption.
+
+    It is a context manager: the journal is locked inside, and an error or an interrupt adds the last answers.
 
     Args:
-        path: Path of the file. It is written at intervals, so a short evaluation has none. If it cannot be written,
-            there is a warning, and the evaluation continues without it.
-        config: Returns everything that determines the answers; called only if the file exists or is written. A file
-            with another config is ignored and replaced.
+        path: Path of the journal. Answers are added at intervals, so a short evaluation has none. If it cannot be
+            written, there is a warning, and the evaluation continues without it.
+        config: Returns everything that determines the answers; called only if the journal exists or is written. A
+            journal with another config is replaced.
+
+    Raises:
+        InputError: Another process evaluates into this journal.
     """
 
     def __init__(self, path: Path, config: Callable[[], Mapping[str, Any]]) -> None:
-        self.path, self.make_config = path, config
-        self.answers: dict[str, np.ndarray] = {}
+        self.path, self.config = path, config
+        self.answers: dict[tuple[str, int], np.ndarray] = {}  # by roles and number of the text
+        self.pending: list[bytes] = []  # entries that the journal lacks
         self.earlier = 0.0  # seconds that earlier attempts took
-        self.pause = PAUSE  # seconds between two writes
-        if path.exists():
-            with suppress(OSError, SafetensorError, KeyError, ValueError):  # an unreadable file is ignored
-                self.read()
+        self.pause = PAUSE  # seconds between two batches
+        self.journal: Journal | None = None
+        self.stack = ExitStack()
         self.started = self.written = time.monotonic()
 
-    def read(self) -> None:
-        """Read the file if it is intact and has the same config."""
-        with safe_open(self.path, "np") as file:
-            metadata = file.metadata() or {}
-            answers = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
-        if (metadata["about"], metadata["sha256"]) == (self.config, arrays_hash(answers)):
-            self.answers, self.earlier = answers, float(metadata["seconds"])
+    def __enter__(self) -> PartialEvaluation:
+        if self.path.exists():
+            with self.disk_errors():
+                self.earlier = self.open().costs.get("seconds", 0.0)
+        return self
 
-    @cached_property
-    def config(self) -> str:
-        """The config as JSON."""
-        return json.dumps(self.make_config(), sort_keys=True)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:
+            self.write()
+        self.stack.close()
+
+    def open(self) -> Journal:
+        """Open the journal, and read the answers in it."""
+        if self.journal is None:
+            self.journal = self.stack.enter_context(open_journal(self.path, self.config(), replace=True))
+            for entry in map(json.loads, self.journal.entries()):
+                log_probs = np.frombuffer(base64.b64decode(entry["log_probs"]), "<f8")
+                self.answers[entry["roles"], entry["text"]] = log_probs
+        return self.journal
 
     @property
     def seconds(self) -> float:
         """Duration of the evaluation so far, including earlier attempts."""
         return self.earlier + time.monotonic() - self.started
 
-    def answers_to(self, roles: bytes, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the (texts, length) answers to the queries with these roles, to be filled in; NaN if missing."""
-        name = hashlib.sha256(roles).hexdigest()
-        existing = self.answers.get(name)
-        if existing is None or existing.shape != shape or existing.dtype != np.float64:
-            self.answers[name] = np.full(shape, np.nan)
-        return self.answers[name]
+    def add(self, roles: str, text: int, log_probs: Sequence[float]) -> None:
+        """Add an answer to the next batch, which is written `pause` seconds after the last one."""
+        if self.pause < math.inf:
+            encoded = base64.b64encode(np.array(log_probs, "<f8").tobytes()).decode()  # exact, and quicker than digits
+            self.pending.append(as_line({"roles": roles, "text": text, "log_probs": encoded}))
+            if time.monotonic() - self.written >= self.pause:
+                self.write()
 
-    def write(self, *, now: bool = False) -> None:
-        """Write the file, unless the last write was less than `pause` seconds ago; with `now`, write in any case."""
-        start = time.monotonic()
-        if not now and start - self.written < self.pause:
-            return
-        metadata = {"about": self.config, "sha256": arrays_hash(self.answers), "seconds": str(self.seconds)}
+    def write(self) -> None:
+        """Write the answers that the journal lacks."""
+        if self.pending:
+            with self.disk_errors():
+                journal = self.open()
+                journal.add(self.pending, {"seconds": self.seconds - journal.costs.get("seconds", 0.0)})
+            self.pending, self.written = [], time.monotonic()
+
+    @contextmanager
+    def disk_errors(self) -> Iterator[None]:
+        """Turn an `OSError` into a warning, and go on without the journal."""
         try:
-            write_atomically(self.path, save(self.answers, metadata=metadata))
-            self.written = time.monotonic()
-            self.pause = max(PAUSE, (self.written - start) / SHARE)
+            yield
         except OSError as error:
             warnings.warn(
                 f"cannot write {self.path}: {error.strerror or error}. This evaluation cannot be resumed if it stops.",
@@ -302,17 +316,9 @@ class PartialEvaluation:
             self.pause = math.inf
 
     def discard(self) -> None:
-        """Delete the file after the final results have been written."""
+        """Delete the journal after the final results have been written."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
-
-
-def arrays_hash(arrays: Mapping[str, np.ndarray]) -> str:
-    """Return the SHA-256 of the arrays' names and contents."""
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        digest.update(name.encode() + arrays[name].tobytes())
-    return digest.hexdigest()
 
 
 def evaluate(
@@ -355,21 +361,24 @@ def evaluate(
     progress(done, total)
     with torch.no_grad(), evaluating(engine.model):
         for key, queries in passes.items():
-            shape = evaluation_dataset.tokens.shape
-            answers[key] = np.full(shape, np.nan) if unfinished is None else unfinished.answers_to(key, shape)
-            missing = (np.array([query.asked for query in queries]) & np.isnan(answers[key])).any(1)
-            remaining = {i: query for i, query in enumerate(queries) if missing[i]}
+            name = hashlib.sha256(key).hexdigest()[:16]
+            answers[key] = np.full(evaluation_dataset.tokens.shape, np.nan)
+            remaining = {}
+            for i, query in enumerate(queries):
+                existing = None if unfinished is None else unfinished.answers.get((name, i))
+                if existing is None:
+                    remaining[i] = query
+                else:
+                    answers[key][i, query.asked_at - 1] = existing
             done += len(queries) - len(remaining)
             progress(done, total)
             for group in split_groups(batches(remaining, engine.budget, future=True), method.texts_at_once):
-                batch = [queries[i] for i in group]
-                scores = method.log_probs(engine, batch)
-                for i, query, score in zip(group, batch, scores, strict=True):
-                    answers[key][i, np.asarray(query.asked_positions) - 1] = score
+                for i, score in zip(group, method.log_probs(engine, [queries[i] for i in group]), strict=True):
+                    answers[key][i, queries[i].asked_at - 1] = score
+                    if unfinished is not None:
+                        unfinished.add(name, i, score)
                 done += len(group)
                 progress(done, total)
-                if unfinished is not None:
-                    unfinished.write()
 
     log_probs = {
         mode.name: np.where(evaluation_dataset.roles(mode) == ASKED, answers[shown[mode.name].tobytes()], np.nan)

@@ -1,0 +1,144 @@
+"""Journals: whatever is cut off or changed, the intact batches before it are read, and the rest is written again."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import tracemalloc
+
+import pytest
+from disk import watched_disk
+
+from acgpt.errors import InputError
+from acgpt.evaluation.journal import HEAD, as_line, journal_config, open_journal
+
+CONFIG = {"mode": "training", "weights": "abc"}
+BATCHES = [([{"item": 2}, {"item": 0}], {"seconds": 0.1, "calls": 3}), ([{"item": 1}], {"seconds": 0.25, "calls": 1})]
+BATCHES += [([{"text": "\x85\u2028ä"}], {"seconds": 1e-7, "calls": 0})]
+
+
+def add(journal, batches):
+    for entries, costs in batches:
+        journal.add([as_line(entry) for entry in entries], costs)
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """The bytes of a journal, and its size after each batch."""
+    sizes = []
+    with open_journal(tmp_path / "whole", CONFIG) as journal:
+        sizes.append(journal.end)
+        for batch in BATCHES:
+            add(journal, [batch])
+            sizes.append(journal.end)
+    content = (tmp_path / "whole").read_bytes()
+    assert len(content) == sizes[-1] and content.startswith(HEAD)
+    return content, sizes
+
+
+def check(path, intact):
+    """Check that so many batches are read, and that with the others the file is the whole one."""
+    with open_journal(path, CONFIG) as journal:
+        expected = [entry for entries, _ in BATCHES[:intact] for entry in entries]
+        assert [json.loads(line) for line in journal.entries()] == expected
+        assert journal.costs.get("calls", 0) == sum(costs["calls"] for _, costs in BATCHES[:intact])
+        add(journal, BATCHES[intact:])
+    assert path.read_bytes() == (path.parent / "whole").read_bytes()
+
+
+def test_what_is_cut_off_anywhere_is_written_again(whole, tmp_path):
+    content, sizes = whole
+    for end in range(len(content)):
+        (tmp_path / "cut").write_bytes(content[:end])
+        check(tmp_path / "cut", sum(size <= end for size in sizes[1:]))
+
+
+def test_nothing_after_a_changed_byte_is_believed(whole, tmp_path):
+    content, sizes = whole
+    for place in range(sizes[0], len(content)):
+        (tmp_path / "changed").write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        check(tmp_path / "changed", sum(size <= place for size in sizes[1:]))
+
+
+@pytest.mark.parametrize("damage", ["left out", "twice", "not closed", "nested", "other line ends", "zeros"])
+def test_nothing_after_a_damaged_batch_is_believed(whole, tmp_path, damage):
+    content, sizes = whole
+    head, first, second, third = (content[a:b] for a, b in zip([0, *sizes], sizes, strict=False))
+    nested = b'{"sha256": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    left, intact = {
+        "left out": (head + first + third, 1),
+        "twice": (head + first + first + second + third, 1),
+        "not closed": (content + b'{"item": 7}\n{"it', 3),
+        "nested": (head + nested + first, 0),
+        "other line ends": (head + (first + second + third).replace(b"\n", b"\r\n"), 0),
+        "zeros": (head + first + second[:-9] + bytes(8) + b"\n", 1),
+    }[damage]
+    (tmp_path / "damaged").write_bytes(left)
+    check(tmp_path / "damaged", intact)
+
+
+def test_entries_come_in_the_order_that_is_asked_for(whole, tmp_path):
+    with open_journal(tmp_path / "whole", CONFIG) as journal:
+        assert [json.loads(line).get("item") for line in journal.entries([1, 2, 0, 3])] == [0, 1, 2, None]
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000 + b"]" * 100_000 + b"\n", b"{}\n", b"\xff\xfe\n", b"no line"])
+def test_another_file_is_refused_in_few_words_or_replaced(tmp_path, content):
+    path = tmp_path / "mine"
+    path.write_bytes(content)
+    for refused in (lambda: journal_config(path), lambda: open_journal(path, CONFIG).__enter__()):
+        with pytest.raises(InputError, match="mine is not a partial file of acgpt") as caught:
+            refused()
+        assert len(str(caught.value)) < 300 and path.read_bytes() == content
+    with open_journal(path, CONFIG, replace=True):
+        assert journal_config(path) == CONFIG
+
+
+def test_another_config_is_refused_with_what_differs_or_replaced(whole, tmp_path):
+    path, other = tmp_path / "whole", CONFIG | {"weights": "another one"}
+    with pytest.raises(InputError, match="weights abc, and not another "):
+        open_journal(path, other).__enter__()
+    assert path.read_bytes() == whole[0]
+    with open_journal(path, other, replace=True) as journal:
+        assert journal.offsets == [] and journal_config(path) == other
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_one_process_at_a_time_has_a_journal(whole, tmp_path, replace):
+    with (tmp_path / "whole").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another process is writing"):
+            open_journal(tmp_path / "whole", {}, replace=replace).__enter__()
+    assert (tmp_path / "whole").read_bytes() == whole[0]
+
+
+def test_a_batch_is_on_the_disk_once_it_was_added(tmp_path, monkeypatch):
+    disk, path, size = watched_disk(monkeypatch), tmp_path / "journal", 0
+    with open_journal(path, CONFIG) as journal:
+        for batch in BATCHES:
+            add(journal, [batch])
+            assert size < journal.end == path.stat().st_size and disk.lost(path) == []
+            size = journal.end
+
+
+def test_a_journal_of_any_size_is_read_with_little_memory(tmp_path):
+    batches, entries, size = 40, 10, 10_000  # 4 MB
+    with open_journal(tmp_path / "journal", CONFIG) as journal:
+        for _ in range(batches):
+            add(journal, [([{"text": "x" * size}] * entries, {"calls": 1})])
+    tracemalloc.start()
+    try:
+        with open_journal(tmp_path / "journal", CONFIG) as journal:
+            assert sum(len(line) > size for line in journal.entries()) == batches * entries
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert journal.costs == {"calls": batches} and peak < batches * entries * size / 4
+
+
+def test_a_line_is_one_for_all_who_read_lines():
+    text = "one\ntwo\rthree\x85four\u2028five\u2029six\x0bseven ä"
+    line = as_line({"text": text})
+    assert line.decode().splitlines() == [line.decode().removesuffix("\n")]
+    assert json.loads(line) == {"text": text}
+    assert "ä" in line.decode()  # what ends no line stays readable
