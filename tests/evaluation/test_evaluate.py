@@ -291,7 +291,7 @@ def test_gains_by_distance_are_means_over_the_tokens_of_each_bin():
     evaluation = Evaluation("ac-gpt", dataset, {"training-no-future": past, "training": both}, (), seed=0)
     assert evaluation.by_distance["infilling"] is None
     gains = evaluation.by_distance["training"]
-    for found, numbers in zip((gains.distance, gains.run), lengths_by_hand(roles), strict=True):
+    for found, numbers in zip((gains["distance"], gains["run"]), lengths_by_hand(roles), strict=True):
         for label, entry in found.items():
             tokens = (roles == ASKED) & (np.array(LABELS)[bins(numbers)] == label)
             assert entry.tokens == tokens.sum()
@@ -300,8 +300,8 @@ def test_gains_by_distance_are_means_over_the_tokens_of_each_bin():
             assert entry.gain == pytest.approx((both - past)[tokens].mean())
         total = sum(entry.gain * entry.tokens for entry in found.values()) / sum(e.tokens for e in found.values())
         assert 100 * (1 - math.exp(-total)) == pytest.approx(evaluation.gains["training"].percent)
-    low, high = gains.distance["1"].interval
-    assert low < gains.distance["1"].gain < high
+    low, high = gains["distance"]["1"].interval
+    assert low < gains["distance"]["1"].gain < high
 
 
 def test_an_interval_of_a_bin_resamples_documents_in_pairs():
@@ -313,7 +313,7 @@ def test_an_interval_of_a_bin_resamples_documents_in_pairs():
     belongs, units = np.array(LABELS)[bins(next_given(roles))], np.arange(80).repeat(30).reshape(40, 60)
     counted = {label: len(set(units[(belongs == label) & (roles == ASKED)])) for label in LABELS}
     assert min(counted.values()) < 8 < max(counted.values())
-    for label, entry in gains["training"].distance.items():
+    for label, entry in gains["training"]["distance"].items():
         want = 0.7 if label == "1" else 0.1
         assert (entry.interval is None) == (counted[label] < 8)  # in some resamples no document has such a token
         assert (entry.gain, *(entry.interval or ())) == pytest.approx([want] * (3 if entry.interval else 1))
@@ -328,7 +328,7 @@ def test_a_bin_that_few_texts_have_has_the_interval_of_so_few(holders):
     past = np.where(roles == ASKED, -9 * rng.random(roles.shape), np.nan)
     both = np.where(roles == ASKED, past + rng.random((40, 1)), np.nan)
     log_probs = {"training-no-future": past, "training": both}
-    entry = Evaluation("ac-gpt", dataset, log_probs, (), seed=0).by_distance["training"].distance["1"]
+    entry = Evaluation("ac-gpt", dataset, log_probs, (), seed=0).by_distance["training"]["distance"]["1"]
     gains, counts = np.zeros(40), np.zeros(40)
     gains[:holders], counts[:holders] = (both - past)[:holders, -2], 1
     means = resampled_means({"gain": (gains, counts)}, 0)["gain"]

@@ -25,8 +25,9 @@ from acgpt.evaluation import reference, score_samples
 from acgpt.evaluation.dataset import dataset_of_corpus
 from acgpt.evaluation.features import Featurizer
 from acgpt.evaluation.generations import Generations, find_generations
+from acgpt.evaluation.judge import Judge
 from acgpt.evaluation.mauve import check_counts
-from acgpt.evaluation.score_samples import Scoring, load_judge
+from acgpt.evaluation.score_samples import Scoring
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata
 from acgpt.report.write import make_report
@@ -309,9 +310,9 @@ def test_a_file_is_read_once_to_be_checked_and_once_to_be_scored(
 
 def test_the_embedded_model_judges_without_its_adapter(monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr("acgpt.evaluation.score_samples.load", lambda *named: asked.append(named))
+    monkeypatch.setattr("acgpt.evaluation.judge.load", lambda *named: asked.append(named))
     for name in ("default", "a/folder"):
-        load_judge(name, "cpu")
+        Judge.load(name, "cpu")
     assert asked == [("default", False, "cpu"), ("a/folder", None, "cpu")]
 
 
@@ -347,7 +348,7 @@ def test_what_cannot_be_measured_is_found_before_any_model_runs(
     (tmp_path / "texts.txt").write_text("a\n" * 20)
     network, tokenizer = tiny_model("gpt2", vocabulary=340), tiny_tokenizer(**SPECIAL)
     monkeypatch.setattr(
-        "acgpt.evaluation.score_samples.load",
+        "acgpt.evaluation.judge.load",
         lambda *_, **__: LanguageModel(network, tokenizer, metadata=Metadata("ac-gpt")),
     )
     result = acgpt(good, strange, tmp_path / "texts.txt", "--no-mauve", "--judge", model, code=2)

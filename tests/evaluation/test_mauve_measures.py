@@ -21,8 +21,9 @@ from acgpt.evaluation import reference
 from acgpt.evaluation import text_metrics as companions
 from acgpt.evaluation.features import Featurizer
 from acgpt.evaluation.generations import Generation, Generations, runs
+from acgpt.evaluation.judge import Judge
 from acgpt.models.language_model import LanguageModel
-from acgpt.models.metadata import Metadata
+from acgpt.models.metadata import Metadata, tokenizer_hash
 from acgpt.query.query import Query
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -227,22 +228,25 @@ def test_a_judge_says_what_the_definition_says(future: bool):
         query = Query(each.tokens, [not a for a in asked]) if future else Query(each.tokens, [False] * len(asked))
         expected += expected_log_probs(network, query, future=future).tolist()
     lm = LanguageModel(network, tiny_tokenizer(**SPECIAL), metadata=Metadata("ac-gpt" if future else "gpt"))
-    result = companions.judge_samples(lm, samples, same_tokens=True)
+    judge, tokenizer = Judge("judge", lm), tokenizer_hash(lm.tokenizer)
+    judge.check(samples, tokenizer)
+    result = judge.scores(samples, tokenizer)
     assert result["tokens"] == len(expected) == (5 if future else 10)
     assert result["log_prob"] == pytest.approx(sum(expected), abs=1e-4)
     assert result["perplexity"] == pytest.approx(math.exp(-sum(expected) / len(expected)), rel=1e-4)
     assert result["measures"] == ("fills given the rest" if future else "whole text")
     if future:
         with pytest.raises(InputError, match="another tokenizer"):
-            companions.judge_samples(lm, samples, same_tokens=False)
+            judge.check(samples, "another")
         with pytest.raises(InputError, match="texts of 63 tokens, but the generations have 64"):
-            companions.judge_samples(lm, [sample([5] * 64)], same_tokens=True)
+            judge.check([sample([5] * 64)], tokenizer)
     assert result["cut"] == 0
 
 
 def test_what_a_causal_judge_has_no_positions_for_is_counted():
     lm = LanguageModel(tiny_model("llama", vocabulary=340), tiny_tokenizer(**SPECIAL), metadata=Metadata("gpt"))
-    result = companions.judge_samples(lm, [sample([5] * 70), sample([6] * 20), sample([7] * 65)], same_tokens=True)
+    samples = [sample([5] * 70), sample([6] * 20), sample([7] * 65)]
+    result = Judge("judge", lm).scores(samples, tokenizer_hash(lm.tokenizer))
     assert lm.positions == 64 and (result["tokens"], result["cut"]) == (63 + 20 + 63, 7 + 2)
 
 

@@ -11,7 +11,6 @@ are in a bin depends on the conditioning sets alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,19 +40,6 @@ class BinnedGain:
     nats_without: float
     gain: float
     interval: tuple[float, float] | None
-
-
-@dataclass(frozen=True)
-class GainByDistance:
-    """Gains of one mode.
-
-    Args:
-        distance: By the distance to the next given token; bins without tokens are missing.
-        run: By the length of the run of tokens that are not given.
-    """
-
-    distance: Mapping[str, BinnedGain]
-    run: Mapping[str, BinnedGain]
 
 
 def next_given(roles: np.ndarray) -> np.ndarray:

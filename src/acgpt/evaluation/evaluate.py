@@ -18,12 +18,11 @@ from acgpt.data.corpus import Corpus
 from acgpt.engine.peft import adapter_layers, adapter_scales
 from acgpt.errors import InputError
 from acgpt.evaluation import perplexity
-from acgpt.evaluation.dataset import save_or_warn, trained_r_max, trained_r_maxes
 from acgpt.evaluation.options import EvaluationOptions
 from acgpt.evaluation.per_text import write_per_text
 from acgpt.evaluation.perplexity import Evaluation, PartialEvaluation
-from acgpt.evaluation.setup import Setup, Source, choose_method, compile_errors
-from acgpt.models.metadata import full_weights_hash, tokenizer_hash
+from acgpt.evaluation.setup import Setup, Source, compile_errors
+from acgpt.models.metadata import full_weights_hash
 from acgpt.query.modes import modes_named
 
 Progress = Callable[[int, int], object]  # called with the number of answered texts and the total
@@ -65,10 +64,8 @@ def evaluate(
         check_writable(path)
     names = [mode.name for mode in modes_named(list(chosen.modes))]
     options, compiled = dict(chosen.options or {}), chosen.compiled
-    setup = Setup.load(model, corpus, chosen, "seed")
-    lm, evaluation_dataset = setup.lm, setup.evaluation_dataset
-    setup.check(tokenizer_hash(lm.tokenizer), note)
-    method = choose_method(setup.method, lm).configured(options)
+    setup = Setup.load(model, corpus, chosen, "seed", note)
+    lm, method, evaluation_dataset = setup.lm, setup.method, setup.evaluation_dataset
     if compiled:
         lm.compile(method)
     start = time.perf_counter()
@@ -99,15 +96,13 @@ def evaluate(
             unfinished=unfinished,
         )
     seconds = time.perf_counter() - start if unfinished is None else unfinished.seconds
-    if setup.new:
-        save_or_warn(evaluation_dataset, setup.path)
+    setup.save()
     result = {
         **setup.about,
         **evaluation.as_dict(),
         "options": options,
         "metadata": None if lm.metadata is None else lm.metadata.as_dict(),
-        "trained_r_max": trained_r_max(lm.metadata),
-        "trained_r_maxes": trained_r_maxes(lm.metadata),
+        **setup.result,
         "bos_token_id": lm.bos,
         "mask_token_id": lm.mask,
         "device": str(lm.model.device),
@@ -119,7 +114,6 @@ def evaluate(
         "versions": versions(),
         **date_and_command(),
     }
-    result["set"]["path"] = str(setup.path)
     write_results(evaluation, result, output, records)
     if unfinished is not None:
         unfinished.discard()

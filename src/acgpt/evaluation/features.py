@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from acgpt.common.files import write_atomically
@@ -104,16 +104,17 @@ class Featurizer:
         key = json.dumps([self.hash, self.products, self.length(), list(texts)])
         folder = cache_folder() / "features"
         path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
-        stored = read_features(path, len(texts))
-        if stored is not None:
-            progress(len(texts), len(texts))
-            return stored
-        computed = self.compute(texts, progress)
         try:
-            write_atomically(path, save({"features": computed}))
-        except OSError as error:
-            warnings.warn(f"cannot store features in {folder}: {error.strerror or error}.", stacklevel=2)
-        return computed
+            features: np.ndarray = load_file(path)["features"]
+        except (OSError, SafetensorError, KeyError):  # missing or damaged
+            features = self.compute(texts, progress)
+            try:
+                write_atomically(path, save({"features": features}))
+            except OSError as error:
+                warnings.warn(f"cannot store features in {folder}: {error.strerror or error}.", stacklevel=2)
+        else:
+            progress(len(texts), len(texts))
+        return features
 
     def compute(self, texts: Sequence[str], progress: Callable[[int, int], object]) -> np.ndarray:
         """Compute features. Long texts come first, so that a lack of memory shows at once."""
@@ -145,17 +146,3 @@ class Featurizer:
             ).last_hidden_state
             last = states[torch.arange(len(texts), device=device), (lengths - 1).to(device)]
         return np.asarray(last.float().cpu().numpy())
-
-
-def read_features(path: Path, texts: int) -> np.ndarray | None:
-    """Return stored features; `None` if the file is missing or damaged."""
-    if not path.is_file():
-        return None
-    try:
-        with safe_open(path, "numpy") as file:
-            features: np.ndarray = file.get_tensor("features")
-    except (OSError, SafetensorError):
-        return None
-    if features.ndim != 2 or len(features) != texts or features.dtype != np.float32:
-        return None
-    return features

@@ -12,11 +12,10 @@ from acgpt.common.options import keywords
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluation import generator as defaults
-from acgpt.evaluation.dataset import save_or_warn, trained_r_max, trained_r_maxes
 from acgpt.evaluation.generations import object_of_kind
 from acgpt.evaluation.generator import DISK_REMEDY, INDEX, Generator, existing_record
 from acgpt.evaluation.options import GenerationOptions
-from acgpt.evaluation.setup import Setup, Source, choose_method, compile_errors
+from acgpt.evaluation.setup import Setup, Source, compile_errors
 from acgpt.query.modes import MODES, modes_named
 from acgpt.query.sampling import Sampling
 
@@ -62,18 +61,15 @@ def generate(
         raise InputError(f"{output} is a file: `output` must be a folder.")
     check_writable(output / INDEX)
     names = [mode.name for mode in modes_named(list(chosen.modes))]
-    options, samples, compiled = dict(chosen.options or {}), chosen.samples, chosen.compiled
     prompt = defaults.PROMPT if chosen.prompt is None else chosen.prompt
     top_p = defaults.TOP_P if chosen.top_p is None else chosen.top_p
     temperature = defaults.TEMPERATURE if chosen.temperature is None else chosen.temperature
-    sampling = Sampling(temperature=temperature, top_p=top_p, seed=chosen.seed)
-    setup = Setup.load(model, corpus, chosen, "set_seed")
-    lm, evaluation_dataset = setup.lm, setup.evaluation_dataset
+    setup = Setup.load(model, corpus, chosen, "set_seed", note)
     generator = Generator(
-        lm, evaluation_dataset, method=choose_method(setup.method, lm), options=options, samples=samples, prompt=prompt,
-        sampling=sampling, budget=chosen.batch_tokens, compiled=compiled,
+        setup.lm, setup.evaluation_dataset, method=setup.method, options=chosen.options, samples=chosen.samples,
+        prompt=prompt, sampling=Sampling(temperature=temperature, top_p=top_p, seed=chosen.seed),
+        budget=chosen.batch_tokens, compiled=chosen.compiled,
     )  # fmt: skip
-    setup.check(generator.tokenizer_hash, note)
     check_index(output / INDEX)
     if chosen.modes and not chosen.if_possible and not any(generator.answers(mode) for mode in names):
         raise InputError(
@@ -81,23 +77,19 @@ def generate(
             "`if_possible=True`."
         )
     generator.check(output)
-    if setup.new:
-        save_or_warn(evaluation_dataset, setup.path)
-    about = setup.about
+    setup.save()
     records: dict[str, dict[str, Any] | None] = {}
     for mode in names:
-        with progress(mode) as update, compile_errors(compiled):
-            records[mode] = generator.write(mode, output, about=about, progress=update)
+        with progress(mode) as update, compile_errors(chosen.compiled):
+            records[mode] = generator.write(mode, output, about=setup.about, progress=update)
     result = {
         "kind": "index",
-        **about,
+        **setup.about,
         "method": generator.method.name,
-        "options": options,
-        "set": evaluation_dataset.as_dict() | {"path": str(setup.path)},
-        "trained_r_max": trained_r_max(lm.metadata),
-        "trained_r_maxes": trained_r_maxes(lm.metadata),
+        "options": generator.options,
+        **setup.result,
         "sampling": {"temperature": temperature, "top_p": top_p, "seed": chosen.seed, "prompt": prompt},
-        "samples": samples,
+        "samples": chosen.samples,
         "folder": str(output),
         "modes": {name: summary(name, record) for name, record in records.items()},
     }

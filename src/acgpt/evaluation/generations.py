@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +77,7 @@ def runs(roles: str) -> list[tuple[int, int]]:
     >>> runs("gaaga")
     [(1, 3), (4, 5)]
     """
-    spans, start = [], 0
-    for role, run in groupby(roles):
-        end = start + len(list(run))
-        if role == "a":
-            spans.append((start, end))
-        start = end
-    return spans
+    return [run.span() for run in re.finditer("a+", roles)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ import platform
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -279,8 +279,7 @@ class Generator:
 
     def lines(self, group: Group, queries: Sequence[Query], answers: Sequence[Answer]) -> dict[tuple[int, int], bytes]:
         """Return samples of a group as lines of the file, by their keys."""
-        group_keys = group.keys
-        keys = [group_keys[number * len(group.samples) + sample] for number, sample, _ in answers]
+        keys = [group.keys[number * len(group.samples) + sample] for number, sample, _ in answers]
         with gc_paused():
             lines = lines_of(
                 [(*key, self.sampling.seed) for key in keys],
@@ -355,21 +354,14 @@ class Group:
     """Samples that are drawn together: the same sample numbers of several texts.
 
     Args:
-        items: Numbers of the texts.
+        items: Numbers of the texts whose queries are asked.
         samples: Numbers of the samples.
-        owners: If several texts share one query: for each sample, the text it belongs to.
+        keys: For every sample, the number of the text that it belongs to, and its own.
     """
 
-    items: tuple[int, ...]
+    items: Sequence[int]
     samples: range
-    owners: tuple[int, ...] = ()
-
-    @property
-    def keys(self) -> list[tuple[int, int]]:
-        """Number of the text and number of the sample, for every sample."""
-        if self.owners:
-            return list(zip(self.owners, self.samples, strict=True))
-        return [(item, sample) for item in self.items for sample in self.samples]
+    keys: Sequence[tuple[int, int]]
 
 
 def check_prompt(prompt: int, length: int, name: str) -> None:
@@ -415,16 +407,16 @@ def make_groups(queries: Sequence[Query], samples: int, rows: int) -> list[Group
     order = sorted(items_by_query.values(), key=lambda items: -len(queries[items[0]].asked_at))
     unique = [item for items in order if len(items) == 1 for item in items]
     texts, most = max(1, rows // samples), min(samples, rows)
-    groups = [
-        Group(tuple(unique[start : start + texts]), range(first, min(first + most, samples)))
-        for start in range(0, len(unique), texts)
-        for first in range(0, samples, most)
-    ]
+    groups = []
+    for start in range(0, len(unique), texts):
+        for first in range(0, samples, most):
+            items, numbers = unique[start : start + texts], range(first, min(first + most, samples))
+            groups.append(Group(items, numbers, [(item, number) for item in items for number in numbers]))
     for items in (items for items in order if len(items) > 1):
-        owners = [item for item in items for _ in range(samples)]
-        for first in range(0, len(owners), rows):
-            group_owners = tuple(owners[first : first + rows])
-            groups.append(Group((items[0],), range(first, first + len(group_owners)), group_owners))
+        keys = [(items[number // samples], number) for number in range(len(items) * samples)]
+        for first in range(0, len(keys), rows):
+            part = keys[first : first + rows]
+            groups.append(Group(items[:1], range(first, first + len(part)), part))
     return groups
 
 
@@ -445,42 +437,25 @@ def lines_of(
         answers: The sampled tokens, left to right, and their log-probabilities under the model.
         tokenizer: The model's tokenizer.
     """
-    filled = [fill_in(query, sampled) for query, (sampled, _) in zip(queries, answers, strict=True)]
-    return [
-        line_of(number, roles, tokens, log_probs, runs)
-        for number, (_, log_probs), (roles, tokens), runs in zip(
-            numbers, answers, filled, decode_runs(filled, tokenizer), strict=True
-        )
-    ]
-
-
-def fill_in(query: Query, sampled: np.ndarray) -> tuple[str, list[int | None]]:
-    """Return the role letter of each token, and the tokens with the sampled ones filled in."""
-    letters = np.full(len(query), b"u")
-    letters[query.given_at - 1], letters[query.asked_at - 1] = b"g", b"a"
-    tokens = query.ids.astype(object)
-    tokens[tokens < 0] = None
-    tokens[query.asked_at - 1] = sampled
-    return letters.tobytes().decode(), tokens.tolist()
+    rows = zip(numbers, queries, answers, strict=True)
+    return [line_of(number, query, answer, tokenizer) for number, query, answer in rows]
 
 
 def line_of(
     number: tuple[int, int, int],
-    roles: str,
-    tokens: Sequence[int | None],
-    log_probs: np.ndarray,
-    runs: Sequence[tuple[str, str]],
+    query: Query,
+    answer: tuple[np.ndarray, np.ndarray],
+    tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Any]:
-    """Return a sample as the JSON object of its file.
-
-    Args:
-        number: See `lines_of`.
-        roles: See `fill_in`.
-        tokens: See `fill_in`.
-        log_probs: See `lines_of`.
-        runs: See `decode_runs`.
-    """
-    item, sample, seed = number
+    """Return a sample as the JSON object of its file, see `lines_of`."""
+    (item, sample, seed), (sampled, log_probs) = number, answer
+    letters = np.full(len(query), b"u")
+    letters[query.given_at - 1], letters[query.asked_at - 1] = b"g", b"a"
+    filled = query.ids.astype(object)
+    filled[filled < 0] = None
+    filled[query.asked_at - 1] = sampled
+    roles, tokens = letters.tobytes().decode(), filled.tolist()
+    runs = decode_runs(roles, tokens, tokenizer)
     return {
         "item": item,
         "sample": sample,
@@ -497,25 +472,12 @@ def line_of(
     }
 
 
-def decode_runs(
-    filled: Sequence[tuple[str, Sequence[int | None]]], tokenizer: PreTrainedTokenizerBase
-) -> Iterator[list[tuple[str, str]]]:
-    """Yield for each text the role and decoded text of every run of tokens with one role; unknown runs are empty."""
-    parts = [list(re.finditer("[ga]+|u+", roles)) for roles, _ in filled]
-    runs = [[re.findall("g+|a+|u+", part.group()) for part in text_parts] for text_parts in parts]
-    known = [
-        (
-            [token for token in tokens[part.start() : part.end()] if token is not None],
-            list(accumulate(map(len, part_runs))),
-        )
-        for (_, tokens), text_parts, text_runs in zip(filled, parts, runs, strict=True)
-        for part, part_runs in zip(text_parts, text_runs, strict=True)
-        if part_runs[0][0] != "u"
-    ]
-    texts = (pieces(ids, tokenizer, ends) for ids, ends in known)
-    for text_runs in runs:
-        yield [
-            (run[0], text)
-            for part_runs in text_runs
-            for run, text in zip(part_runs, [""] if part_runs[0][0] == "u" else next(texts), strict=True)
-        ]
+def decode_runs(roles: str, tokens: Sequence[int | None], tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
+    """Return the role and decoded text of every run of tokens with one role; unknown runs are empty."""
+    runs: list[tuple[str, str]] = []
+    for part in re.finditer("[ga]+|u+", roles):  # known tokens that follow each other are decoded together
+        part_runs = re.findall("g+|a+|u+", part.group())
+        known = [token for token in tokens[part.start() : part.end()] if token is not None]
+        texts = pieces(known, tokenizer, list(accumulate(map(len, part_runs)))) if known else [""]
+        runs += [(run[0], text) for run, text in zip(part_runs, texts, strict=True)]
+    return runs

@@ -48,7 +48,7 @@ from acgpt.evaluation.bootstrap import (
     resampled_means,
 )
 from acgpt.evaluation.dataset import EvaluationDataset
-from acgpt.evaluation.distance import BinnedGain, GainByDistance
+from acgpt.evaluation.distance import BinnedGain
 from acgpt.evaluation.journal import Journal, as_line, open_journal
 from acgpt.methods import Method
 from acgpt.models.language_model import positions_of
@@ -156,31 +156,20 @@ class Evaluation:
         return gains
 
     @cached_property
-    def by_distance(self) -> dict[str, GainByDistance | None]:
-        """Gain from the future by distance, in each mode that reads it; `None` as in `gains`."""
-        results: dict[str, GainByDistance | None] = {}
-        for mode, without in WITHOUT_FUTURE.items():
-            if self.gains[mode] is None:
-                results[mode] = None
-                continue
-            roles = self.evaluation_dataset.roles(MODES[mode])
-            numbers = {"distance": distance.next_given(roles), "run": distance.run_lengths(roles)}
-            gains = self.binned_gains(numbers, -self.log_probs[mode], -self.log_probs[without])
-            results[mode] = GainByDistance(**gains)
-        return results
+    def by_distance(self) -> dict[str, dict[str, dict[str, BinnedGain]] | None]:
+        """Gain from the future by "distance" and by "run", see `distance`, in each mode that reads it.
 
-    def binned_gains(
-        self, numbers: Mapping[str, np.ndarray], nats: np.ndarray, without: np.ndarray
-    ) -> dict[str, dict[str, BinnedGain]]:
-        """Return the gains by bin.
-
-        Args:
-            numbers: By name, (texts, length) distances or lengths by which tokens are binned.
-            nats: (texts, length) negative log-probabilities with the future; NaN where nothing was asked.
-            without: The same without the future.
+        `None` as in `gains`; bins without tokens are missing.
         """
+        return {mode: None if gain is None else self.binned_gains(mode) for mode, gain in self.gains.items()}
+
+    def binned_gains(self, mode: str) -> dict[str, dict[str, BinnedGain]]:
+        """Return the gains of one mode by bin."""
+        roles = self.evaluation_dataset.roles(MODES[mode])
+        nats, without = -self.log_probs[mode], -self.log_probs[WITHOUT_FUTURE[mode]]
         with np.errstate(invalid="ignore"):  # both can be infinite
             gains = without - nats
+        numbers = {"distance": distance.next_given(roles), "run": distance.run_lengths(roles)}
         sums: dict[tuple[str, str], list[TextSums]] = {}
         for name, values in numbers.items():
             belongs = distance.bins(values)
@@ -203,8 +192,10 @@ class Evaluation:
     def as_dict(self) -> dict[str, Any]:
         """Return the result as JSON values; infinite numbers become `None`."""
 
-        def as_json(results: Mapping[str, ModeResult | Difference | GainByDistance | None]) -> Any:
-            return finite({mode: None if result is None else asdict(result) for mode, result in results.items()})
+        def as_json(results: Any) -> Any:
+            if isinstance(results, ModeResult | Difference | BinnedGain):
+                return finite(asdict(results))
+            return results and {key: as_json(result) for key, result in results.items()}
 
         return {
             "method": self.method,

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -242,8 +243,8 @@ def originals(generated: Generations, corpus: Corpus) -> list[Generation]:
             continue
         start = sample.item * length
         original = tokens[start : start + len(sample.roles)].tolist()
-        lengths = [(role, len(list(run))) for role, run in groupby(sample.roles)]
-        texts = pieces(original, tokenizer, list(accumulate(length for _, length in lengths)))
-        fills = [text for text, (role, _) in zip(texts, lengths, strict=True) if role == "a"]
+        runs = re.findall("g+|a+|u+", sample.roles)
+        texts = pieces(original, tokenizer, list(accumulate(map(len, runs))))
+        fills = [text for text, run in zip(texts, runs, strict=True) if run[0] == "a"]
         by_query[sample.item, sample.roles] = with_tokens(sample, original, fills, "".join(texts))
     return list(by_query.values())

@@ -14,9 +14,9 @@ import json
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.features import LENGTH, Featurizer
 from acgpt.evaluation.generations import Generation, Generations, find_generations, object_of_kind
+from acgpt.evaluation.judge import Judge, Progress
 from acgpt.evaluation.mauve import FEW, MIN_TEXTS, PAPER, check_counts, package, scores
 from acgpt.evaluation.options import ScoringOptions, check_compatible
 from acgpt.evaluation.reference import (
@@ -40,15 +41,10 @@ from acgpt.evaluation.reference import (
     reference_from_corpus,
     reference_from_file,
 )
-from acgpt.evaluation.text_metrics import check_judge, companions, first_samples, judge_samples, own_perplexity
+from acgpt.evaluation.text_metrics import companions, first_samples, own_perplexity
 from acgpt.methods import METHODS
-from acgpt.models.language_model import LanguageModel
-from acgpt.models.loading import is_default, load
-from acgpt.models.metadata import tokenizer_hash, weights_hash
 
-Progress = Callable[..., object]  # called with the number of processed texts and the total
 Bars = Callable[[str], AbstractContextManager[Progress]]  # returns a progress bar with a title, as a context manager
-
 SEEDS = 5
 INDEX = "scores"  # kind of the file that lists all results
 ENDING = ".mauve.json"  # suffix of results
@@ -90,19 +86,19 @@ def score_samples(
     output, index = (None if path is None else Path(path) for path in (options.output, options.index))
     check_compatible(options, reference)
     files = list(find_generations([Path(path) for path in paths], allow_none=index is not None))
-    check_output(files, output)
-    check_index(index, output)
+    check_outputs(files, output, index)
     if not files and index is not None:
         write_index(index, {})
         return {}
-    scoring = Scoring.load(files, reference, options, progress)
+    scoring = Scoring(files, reference, options, progress)
     results: dict[Path, dict[str, Any]] = {}
     for file in scoring.files:
         start = time.perf_counter()
-        path = result_path(file, scoring.key(file), output)
-        result = scoring.existing(file, path) if options.resume else None
+        plan = scoring.plan(file)
+        path = result_path(file, key_of(plan), output)
+        result = existing_result(path, plan) if options.resume else None
         if result is None:
-            result = scoring.result(file)
+            result = plan | scoring.result(file)
             seconds = round(time.perf_counter() - start, 3)
             result |= {"versions": versions(), "hardware": scoring.hardware, "seconds": seconds, **date_and_command()}
             write(path, result)
@@ -113,8 +109,8 @@ def score_samples(
     return results
 
 
-def check_output(files: Sequence[Generations], output: Path | None) -> None:
-    """Check before scoring that results can be written, and would not overwrite unrelated files."""
+def check_outputs(files: Sequence[Generations], output: Path | None, index: Path | None) -> None:
+    """Check before scoring that all files can be written, and that none overwrites another one or an unrelated one."""
     names = [file.name for file in files]
     if output is not None and output.suffix == ".json":
         if len(files) > 1:
@@ -123,19 +119,14 @@ def check_output(files: Sequence[Generations], output: Path | None) -> None:
             raise InputError(f"{output} is not a result of acgpt mauve: move it, or choose another `output`.")
     elif output is not None and len(set(names)) < len(names):
         raise InputError(f"two generations have the same name, so both results would go to the same file in {output}.")
-    for file in files:
-        check_writable(result_path(file, (), output))
-
-
-def check_index(path: Path | None, output: Path | None) -> None:
-    """Refuse an index that cannot be written, or that would overwrite a result or an unrelated file."""
-    check_writable(path)
-    if path is None:
+    for path in (*(result_path(file, (), output) for file in files), index):
+        check_writable(path)
+    if index is None:
         return
-    if path.name.endswith(ENDING) or (output is not None and path.resolve() == output.resolve()):
-        raise InputError(f"{path} is the path of a result: choose another .json file with `index`.")
-    if path.exists() and object_of_kind(path, INDEX) is None:
-        raise InputError(f"{path} is not an index of scores: move it, or choose another `index`.")
+    if index.name.endswith(ENDING) or (output is not None and index.resolve() == output.resolve()):
+        raise InputError(f"{index} is the path of a result: choose another .json file with `index`.")
+    if index.exists() and object_of_kind(index, INDEX) is None:
+        raise InputError(f"{index} is not an index of scores: move it, or choose another `index`.")
 
 
 def write_index(path: Path, results: Mapping[Path, Mapping[str, Any]]) -> None:
@@ -158,23 +149,6 @@ def write(path: Path, result: Mapping[str, Any]) -> None:
         write_json(path, finite(result), indent=1, allow_nan=False)
 
 
-def load_judge(name: str, device: str) -> LanguageModel:
-    """Load the judge. The embedded model is loaded without its adapter, as a causal model."""
-    try:
-        return load(name, False if is_default(name) else None, device)
-    except ModelError as error:
-        raise ModelError(f"cannot load the judge: {error}") from error
-
-
-def load_featurizer(name: str | None, device: str) -> Featurizer:
-    """Load the model of features. Default: the paper's."""
-    try:
-        return Featurizer.load(name or PAPER, device)
-    except ModelError as error:
-        hint = " `features=default` uses the embedded model, without a download." if name is None else ""
-        raise ModelError(f"{error}{hint}") from error
-
-
 def result_path(file: Generations, key: Sequence[str | None], output: Path | None) -> Path:
     """Return the path of a result; results with different keys have different names."""
     if output is not None and output.suffix == ".json":
@@ -186,12 +160,29 @@ def result_path(file: Generations, key: Sequence[str | None], output: Path | Non
 def key_of(result: Mapping[str, Any]) -> list[str | None]:
     """Return the key of a result: what was scored, hashes of features and reference, judge, limit."""
     hashes = [(result[part] or {}).get("hash") for part in ("features", "reference")]
-    return [result["scored"], *hashes, (result["judge"] or {}).get("model"), *limit_key(result.get("limit"))]
+    limit = [] if result.get("limit") is None else [f"first {result['limit']}"]
+    return [result["scored"], *hashes, (result["judge"] or {}).get("model"), *limit]
 
 
-def limit_key(limit: int | None) -> list[str]:
-    """Return the part of a key for a limit; empty without one."""
-    return [] if limit is None else [f"first {limit}"]
+def existing_result(path: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return an existing result if it is the planned one: of the same samples, key, seeds and judge.
+
+    The judge's hash is compared because its name, which is in the key, stays the same if it is trained again.
+    """
+
+    def identity(result: Mapping[str, Any]) -> list[Any]:
+        return [
+            result["hash"],
+            *key_of(result),
+            (result["mauve"] or {}).get("seeds"),
+            (result["judge"] or {}).get("hash"),
+        ]
+
+    result = object_of_kind(path, "mauve")
+    with suppress(KeyError, AttributeError):  # written by another version, or edited
+        if result is not None and identity(result) == identity(plan):
+            return result
+    return None
 
 
 def open_reference(
@@ -237,59 +228,43 @@ class Comparison:
     reference: Reference
 
 
-@dataclass(frozen=True)
 class Scoring:
-    """The models and references that all files of generations are scored with.
+    """The models and references that all files are scored with. Every file is checked before the first is scored.
 
     Args:
-        files: The generations, limited to their first texts if the user asked for that.
-        corpus: The corpus, if the reference is one.
-        shared: The common reference; `None` if asked parts are compared with the original ones.
-        lm: The judge, if any.
-        judge: Name of the judge.
-        seeds: Number of seeds of k-means.
+        files: The generations.
+        reference: See `score_samples`.
+        options: See `score_samples`.
         progress: See `score_samples`.
-        featurizer: The model of features, if MAUVE is computed.
-        cached: The comparison of the file that was read last; those of all files would not fit into memory.
+
+    Raises:
+        InputError: A file cannot be scored: it has too few texts for MAUVE, or its judge is not suitable.
     """
 
-    files: Sequence[Generations]
-    corpus: Corpus | None
-    shared: Reference | None
-    lm: LanguageModel | None
-    judge: str | None
-    seeds: int
-    progress: Bars
-    featurizer: Featurizer | None = None
-    cached: dict[Path, Comparison] = field(default_factory=dict)
-
-    @classmethod
-    def load(cls, files: Sequence[Generations], reference: Path, options: ScoringOptions, progress: Bars) -> Scoring:
-        """Open the reference, load the models, and check every file before the first is scored."""
+    def __init__(self, files: Sequence[Generations], reference: Path, options: ScoringOptions, progress: Bars) -> None:
         if not options.no_mauve:
             package()
         if options.limit is not None:
             prompts = Corpus.open(reference)
             files = [limit_generations(file, prompts, options.limit) for file in files]
-        corpus, shared = open_reference(reference, files, options)
-        lm = None if options.judge is None else load_judge(options.judge, options.device)
-        scoring = cls(files, corpus, shared, lm, options.judge, options.seeds or SEEDS, progress)
+        self.files, self.progress = files, progress
+        self.corpus, self.shared = open_reference(reference, files, options)
+        self.judge = None if options.judge is None else Judge.load(options.judge, options.device)
+        self.seeds = range(options.seeds or SEEDS)
+        self.comparison = lru_cache(maxsize=1)(self.read)  # those of all files would not fit into memory
         for file in files:
-            scoring.check(file, not options.no_mauve)
-        if options.no_mauve:
-            return scoring
-        return replace(scoring, featurizer=load_featurizer(options.features, options.device))
-
-    def comparison(self, file: Generations) -> Comparison:
-        """Return the samples of a file and what they are compared with. The last one is cached."""
-        if file.path not in self.cached:
-            comparison = self.read(file)
-            self.cached.clear()
-            self.cached[file.path] = comparison
-        return self.cached[file.path]
+            comparison = self.comparison(file)
+            try:
+                if not options.no_mauve:
+                    check_counts(len(comparison.texts), len(comparison.reference.texts))
+                if self.judge is not None:
+                    self.judge.check(comparison.samples, str(file.record["tokenizer_hash"]))
+            except InputError as error:
+                raise InputError(f"{file.path}: {error}") from error
+        self.featurizer = None if options.no_mauve else load_featurizer(options.features, options.device)
 
     def read(self, file: Generations) -> Comparison:
-        """Return the comparison of a file, without the cache."""
+        """Return the samples of a file and what they are compared with; `comparison` caches the last one."""
         samples, original, dataset = file.samples, None, file.record["set"]
         if self.corpus is not None and (self.shared is None or dataset.get("corpus_hash") == self.corpus.hash):
             original = originals(file, self.corpus)
@@ -305,54 +280,28 @@ class Scoring:
         texts = [text for text in generated if text]
         return Comparison(samples, original, texts, len(generated) - len(texts), reference)
 
-    @property
-    def scored(self) -> str:
-        """The part of each text that MAUVE reads."""
-        return "asked part" if self.shared is None else "whole text"
-
-    def key(self, file: Generations) -> list[str | None]:
-        """Return the key that the result of a file will have, see `key_of`."""
-        features = None if self.featurizer is None else self.featurizer.hash
-        return [self.scored, features, self.comparison(file).reference.hash, self.judge, *limit_key(file.limit)]
-
-    @cached_property
-    def judge_hash(self) -> str | None:
-        """Hash of everything that determines the judge's scores; `None` without a judge."""
-        if self.lm is None:
-            return None
-        method = None if self.lm.metadata is None else self.lm.metadata.method
-        content = [weights_hash(self.lm.model), tokenizer_hash(self.lm.tokenizer), method, self.lm.bos, self.lm.mask]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-    def existing(self, file: Generations, path: Path) -> dict[str, Any] | None:
-        """Return an existing result if it has the same samples, key, seeds and judge.
-
-        The judge's hash is compared because its name, which is in the key, stays the same if it is trained again.
-        """
-        seeds = None if self.featurizer is None else list(range(self.seeds))
-        if (result := object_of_kind(path, "mauve")) is None:
-            return None
-        try:
-            seeds_and_judge = [(result["mauve"] or {}).get("seeds"), (result["judge"] or {}).get("hash")]
-            key = [result["hash"], *key_of(result), *seeds_and_judge]
-        except (KeyError, AttributeError):  # written by another version, or edited
-            return None
-        return result if key == [file.hash, *self.key(file), seeds, self.judge_hash] else None
-
-    def check(self, file: Generations, mauve: bool) -> None:
-        """Check that a file can be scored: enough texts for MAUVE, a suitable judge.
-
-        Raises:
-            InputError: It cannot; the message starts with the path of the file.
-        """
-        comparison = self.comparison(file)
-        try:
-            if mauve:
-                check_counts(len(comparison.texts), len(comparison.reference.texts))
-            if self.lm is not None:
-                check_judge(self.lm, self.same_tokens(file), max(len(sample.tokens) for sample in comparison.samples))
-        except InputError as error:
-            raise InputError(f"{file.path}: {error}") from error
+    def plan(self, file: Generations) -> dict[str, Any]:
+        """Return the entries of the result of a file that are known before anything is computed."""
+        comparison, judge = self.comparison(file), self.judge
+        return {
+            "kind": "mauve",
+            "name": file.name,
+            "generated": str(file.path),
+            "hash": file.hash,
+            "record": {key: file.record.get(key) for key in RECORD_KEYS},
+            "scored": "asked part" if self.shared is None else "whole text",
+            "texts": len(comparison.texts),
+            "limit": file.limit,
+            "empty": comparison.empty,
+            "mauve": None if self.featurizer is None else {"seeds": list(self.seeds)},
+            "original": None,
+            "features": None if self.featurizer is None else self.featurizer.describe(),
+            "reference": comparison.reference.as_dict(),
+            "companions": None,
+            "perplexity": None,
+            "judge": None if judge is None else {"model": judge.name, "hash": judge.hash},
+            "notes": [],
+        }
 
     def features(self, file: Generations, side: str, texts: Sequence[str]) -> np.ndarray:
         """Return the features of one side of a comparison, with a progress bar.
@@ -366,79 +315,71 @@ class Scoring:
         with self.progress(f"{file.name}, features of the {side} texts") as progress:
             return self.featurizer.features(texts, progress)
 
+    def judged(self, file: Generations, side: str, samples: Sequence[Generation]) -> dict[str, Any]:
+        """Return the judge's scores of one side, with a progress bar; see `features`."""
+        assert self.judge is not None
+        with self.progress(f"{file.name}, {side} texts judged") as progress:
+            return self.judge.scores(samples, file.record["tokenizer_hash"], progress)
+
     def result(self, file: Generations) -> dict[str, Any]:
-        """Return the result of a file: MAUVE, the other metrics, the judge's scores, and notes."""
+        """Return the entries that `plan` lacks: MAUVE, the other metrics, the judge's scores, and notes."""
         comparison, method = self.comparison(file), METHODS.get(file.record["method"])
         samples, original = comparison.samples, comparison.original
         texts, reference = comparison.texts, comparison.reference
-        mauve, original_mauve, features, truncated = None, None, None, 0
+        results: dict[str, Any] = {}
+        notes = []
         if self.featurizer is not None:
             reference_features = self.features(file, "reference", reference.texts)
-            generated_features = self.features(file, "generated", texts)
-            mauve = scores(generated_features, reference_features, range(self.seeds))
+            results["mauve"] = scores(self.features(file, "generated", texts), reference_features, self.seeds)
             if original is not None and self.shared is not None and len(original) >= MIN_TEXTS:
                 original_features = self.features(file, "original", [sample.text for sample in original])
-                original_mauve = scores(original_features, reference_features, range(self.seeds))
-            features = self.featurizer.describe()
-            truncated = self.featurizer.count_truncated([*texts, *reference.texts])
-        judge = None if self.lm is None else self.judge_file(file, comparison)
-        notes = []
-        if mauve is not None and min(len(texts), len(reference.texts)) < FEW:
-            by_document = len(reference.texts) < FEW and reference.about.get("rule") == "documents"
-            remedy = " The rule windows may find more reference texts." if by_document else ""
-            notes.append(f"fewer than {FEW} texts on one side: MAUVE is mostly noise.{remedy}")
-        if mauve is not None and len(texts) + comparison.empty < len(samples):
-            notes.append("there are several samples per text: MAUVE uses the first of each.")
+                results["original"] = scores(original_features, reference_features, self.seeds)
+            if min(len(texts), len(reference.texts)) < FEW:
+                by_document = len(reference.texts) < FEW and reference.about.get("rule") == "documents"
+                remedy = " The rule windows may find more reference texts." if by_document else ""
+                notes.append(f"fewer than {FEW} texts on one side: MAUVE is mostly noise.{remedy}")
+            if len(texts) + comparison.empty < len(samples):
+                notes.append("there are several samples per text: MAUVE uses the first of each.")
         if reference.about.get("overlaps_prompts"):
             notes.append("the reference contains texts that prompts were taken from.")
-        if features is not None and truncated:
-            notes.append(f"texts truncated to {features['length']:,} tokens: {truncated}.")
+        if self.featurizer is not None and (count := self.featurizer.count_truncated([*texts, *reference.texts])):
+            notes.append(f"texts truncated to {self.featurizer.length():,} tokens: {count}.")
         if comparison.empty:
             notes.append(f"empty texts, excluded from MAUVE: {comparison.empty}.")
-        if judge is not None and judge["cut"]:
-            notes.append(f"the judge has too few positions: the last {judge['cut']:,} tokens of texts are not judged.")
-        return {
-            "kind": "mauve",
-            "name": file.name,
-            "generated": str(file.path),
-            "hash": file.hash,
-            "record": {key: file.record.get(key) for key in RECORD_KEYS},
-            "scored": self.scored,
-            "texts": len(texts),
-            "limit": file.limit,
-            "empty": comparison.empty,
-            "mauve": mauve,
-            "original": original_mauve,
-            "features": features,
-            "reference": reference.as_dict(),
-            "companions": {
-                "generated": companions(samples),
-                "original": None if original is None else companions(original),
-            },
-            "perplexity": None if method is not None and method.bound else own_perplexity(samples),
-            "judge": judge,
-            "notes": notes,
+        if self.judge is not None:
+            original_scores = None
+            if original is not None and self.judge.same_tokens(file.record["tokenizer_hash"]):
+                original_scores = self.judged(file, "original", original)
+            judged = self.judged(file, "generated", samples)
+            results["judge"] = {
+                "model": self.judge.name,
+                "hash": self.judge.hash,
+                **judged,
+                "original": original_scores,
+            }
+            if judged["cut"]:
+                notes.append(
+                    f"the judge has too few positions: the last {judged['cut']:,} tokens of texts are not judged."
+                )
+        results["companions"] = {
+            "generated": companions(samples),
+            "original": None if original is None else companions(original),
         }
-
-    def same_tokens(self, file: Generations) -> bool:
-        """Return whether the judge has the tokenizer of the samples."""
-        assert self.lm is not None
-        return tokenizer_hash(self.lm.tokenizer) == str(file.record["tokenizer_hash"])
-
-    def judge_file(self, file: Generations, comparison: Comparison) -> dict[str, Any]:
-        """Return the judge's scores of the samples and, if they are known, of the original texts."""
-        assert self.lm is not None
-        same, original = self.same_tokens(file), None
-        if comparison.original is not None and same:
-            with self.progress(f"{file.name}, original texts judged") as progress:
-                original = judge_samples(self.lm, comparison.original, same, progress)
-        judge = {"model": self.judge, "hash": self.judge_hash}
-        with self.progress(f"{file.name}, generated texts judged") as progress:
-            return {**judge, **judge_samples(self.lm, comparison.samples, same, progress), "original": original}
+        results["perplexity"] = None if method is not None and method.bound else own_perplexity(samples)
+        return results | {"notes": notes}
 
     @property
     def hardware(self) -> str:
         """Name of the GPU, or the CPU architecture."""
-        networks = (self.featurizer and self.featurizer.network, self.lm and self.lm.model)
+        networks = (self.featurizer and self.featurizer.network, self.judge and self.judge.lm.model)
         on_gpu = any(network.device.type == "cuda" for network in networks if network)
         return torch.cuda.get_device_name() if on_gpu else platform.machine()
+
+
+def load_featurizer(name: str | None, device: str) -> Featurizer:
+    """Load the model of features. Default: the paper's."""
+    try:
+        return Featurizer.load(name or PAPER, device)
+    except ModelError as error:
+        hint = " `features=default` uses the embedded model, without a download." if name is None else ""
+        raise ModelError(f"{error}{hint}") from error

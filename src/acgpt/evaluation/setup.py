@@ -16,14 +16,16 @@ from acgpt.evaluation.dataset import (
     LENGTH,
     EvaluationDataset,
     find_or_build,
+    save_or_warn,
     trained_conditioning,
+    trained_r_max,
     trained_r_maxes,
 )
 from acgpt.evaluation.options import AskingOptions
 from acgpt.methods import Method, method_of
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.loading import is_default, load
-from acgpt.models.metadata import DEFAULT, model_method
+from acgpt.models.metadata import DEFAULT, model_method, tokenizer_hash
 from acgpt.query.conditioning import Conditioning, Sized
 
 OWN: Literal["model"] = "model"  # value of `conditioning` that stands for the model's own
@@ -33,56 +35,66 @@ Distribution = Conditioning | Mapping[str, Any] | str | None
 
 @dataclass(frozen=True)
 class Setup:
-    """A model and the evaluation dataset that it is asked.
+    """A model, how it is asked, and the evaluation dataset that it is asked.
 
     Args:
         lm: The model.
-        name: Name of the model, for results.
-        adapter: Name of the adapter, for results.
-        corpus: Corpus of the dataset; `None` if only the file of the dataset was passed.
+        method: How it is asked, with the user's options.
         evaluation_dataset: The evaluation dataset.
         path: File of the dataset.
-        new: Whether the dataset still has to be saved there (`dataset.save_or_warn`).
-        method: The method that the user chose, if any.
+        new: Whether the dataset still has to be saved there, see `save`.
+        about: Names of the model, adapter and corpus, for results.
     """
 
     lm: LanguageModel
-    name: str
-    adapter: str | None
-    corpus: Corpus | None
+    method: Method
     evaluation_dataset: EvaluationDataset
     path: Path
     new: bool
-    method: Method | None
+    about: Mapping[str, str | None]
 
     @classmethod
-    def load(cls, model: Source, corpus: Corpus | str | Path | None, options: AskingOptions, seed: str) -> Setup:
+    def load(
+        cls,
+        model: Source,
+        corpus: Corpus | str | Path | None,
+        options: AskingOptions,
+        seed: str,
+        note: Callable[[str], object],
+    ) -> Setup:
         """Load the model, and load or build the evaluation dataset.
 
         Args:
             model: See `acgpt.evaluate`.
             corpus: See `acgpt.evaluate`.
-            options: Settings of the dataset and of loading.
+            options: Settings of the dataset, of loading and of the method.
             seed: Name of the option that is the seed of the conditioning sets.
+            note: Called with a message if the model was trained with another r_max.
         """
         method = None if options.method is None else method_of(options.method)
         training = training_distribution(options.conditioning, options.r_max)
         opened = corpus if corpus is None or isinstance(corpus, Corpus) else Corpus.open(corpus)
         lm, name, adapter = resolve_model(model, options.adapter, options.device, options.dtype)
-        evaluation_dataset, path, new = find_dataset(opened, options, training, lm, seed)
-        return cls(lm, name, adapter, opened, evaluation_dataset, path, new, method)
+        dataset, path, new = find_dataset(opened, options, training, lm, seed)
+        dataset.require_tokenizer(tokenizer_hash(lm.tokenizer))
+        if (message := r_max_mismatch(dataset, lm)) is not None:
+            note(message)
+        about = {"model": name, "adapter": adapter, "corpus": None if opened is None else str(opened.folder)}
+        return cls(lm, choose_method(method, lm).configured(options.options or {}), dataset, path, new, about)
 
     @property
-    def about(self) -> dict[str, Any]:
-        """Names of the model, adapter and corpus, for results."""
-        folder = None if self.corpus is None else str(self.corpus.folder)
-        return {"model": self.name, "adapter": self.adapter, "corpus": folder}
+    def result(self) -> dict[str, Any]:
+        """The entries that all results have."""
+        return {
+            "set": {**self.evaluation_dataset.as_dict(), "path": str(self.path)},
+            "trained_r_max": trained_r_max(self.lm.metadata),
+            "trained_r_maxes": trained_r_maxes(self.lm.metadata),
+        }
 
-    def check(self, tokenizer: str, note: Callable[[str], object]) -> None:
-        """Refuse a model with another tokenizer; pass a note if the model was trained with another r_max."""
-        self.evaluation_dataset.require_tokenizer(tokenizer)
-        if (message := r_max_mismatch(self.evaluation_dataset, self.lm)) is not None:
-            note(message)
+    def save(self) -> None:
+        """Save a new dataset, once all is known to be right."""
+        if self.new:
+            save_or_warn(self.evaluation_dataset, self.path)
 
 
 def resolve_model(

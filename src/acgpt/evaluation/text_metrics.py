@@ -1,4 +1,4 @@
-"""Metrics of generated tokens that need no features: diversity, repetition, and perplexity under a judge.
+"""Metrics of generated tokens that need no model: diversity, repetition, and perplexity under their own model.
 
     distinct-n      share of distinct n-grams among all n-grams of asked tokens (Li et al., 2016). It falls with the
                     amount of text, so only the first sample of each text counts: as many tokens as in the original
@@ -9,28 +9,19 @@
 
 An n-gram lies within one run of asked tokens; none spans given tokens. Loops are detected at the last asked token, with
 everything before it, given or not.
-
-A judge is a language model that scores the texts (`judge_samples`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
-from acgpt.errors import InputError
 from acgpt.evaluation.generations import Generation
-from acgpt.query.query import Query
-
-if TYPE_CHECKING:
-    from acgpt.models.language_model import LanguageModel
 
 ORDERS = (1, 2, 3)
 REPEATED = 4
 BLOCK, COPIES, LOOP = 64, 3, 16
-BATCH = 16  # texts per call of the judge
 
 
 def ngrams(tokens: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:
@@ -103,87 +94,3 @@ def with_tokens(sample: Generation, tokens: Sequence[int], fills: Sequence[str],
     """Return the same query with other tokens in the asked positions, for example the original ones."""
     filled = [new if role == "a" else old for new, old, role in zip(tokens, sample.tokens, sample.roles, strict=True)]
     return replace(sample, tokens=tuple(filled), log_probs=None, fills=tuple(fills), text=text)
-
-
-# ---- a judge --------------------------------------------------------------------------------------------------------
-
-
-def judge_samples(
-    lm: LanguageModel,
-    samples: Sequence[Generation],
-    same_tokens: bool,
-    progress: Callable[[int, int], object] = lambda done, all: None,
-) -> dict[str, Any]:
-    """Score samples with a language model, the judge.
-
-    A judge that reads the future measures exactly what was asked: log p(fills | everything given). A causal judge
-    cannot, so it measures log p(whole text), including given tokens: how likely such a text is, not how well the fills
-    fit. Its number is for comparing samples of the same queries.
-
-    Args:
-        lm: The judge.
-        samples: The samples.
-        same_tokens: Whether the judge has the tokenizer of the samples. A judge that reads the future must have it;
-            a causal judge tokenises the texts again.
-        progress: Called with the number of judged samples and the total.
-
-    Returns:
-        measures ("fills given the rest" or "whole text"), perplexity (per token), log_prob (total, in nats), tokens,
-        cut (number of tokens beyond the positions of a causal judge), and bound (whether the log-probability is a lower
-        bound).
-
-    Raises:
-        InputError: See `check_judge`.
-    """
-    room, cut = lm.positions - 1, 0
-    if lm.reads_future:
-        check_judge(lm, same_tokens, max(len(sample.tokens) for sample in samples))
-        queries = [Query(sample.tokens, role_mask(sample, "g"), role_mask(sample, "a")) for sample in samples]
-    else:
-        texts = [
-            list(sample.tokens)
-            if same_tokens and None not in sample.tokens
-            else lm.tokenizer(sample.text, add_special_tokens=False)["input_ids"]
-            for sample in samples
-        ]
-        cut = sum(max(0, len(text) - room) for text in texts)
-        queries = [Query(text[:room], [False] * len(text[:room])) for text in texts if text]
-    log_probs: list[float] = []
-    bound = False
-    progress(0, len(queries))
-    for start in range(0, len(queries), BATCH):
-        scores = lm.log_prob(queries[start : start + BATCH], future=lm.reads_future)
-        log_probs += [token.log_prob for score in scores for token in score.tokens]
-        bound = bound or any(score.bound for score in scores)
-        progress(min(start + BATCH, len(queries)), len(queries))
-    return {
-        "measures": "fills given the rest" if lm.reads_future else "whole text",
-        "perplexity": perplexity(log_probs),
-        "log_prob": math.fsum(log_probs),
-        "tokens": len(log_probs),
-        "cut": cut,
-        "bound": bound,
-    }
-
-
-def check_judge(lm: LanguageModel, same_tokens: bool, longest: int) -> None:
-    """Check that a model can judge texts of up to `longest` tokens.
-
-    Raises:
-        InputError: The model reads the future, but has another tokenizer or too few positions.
-    """
-    if lm.reads_future and not same_tokens:
-        raise InputError(
-            "the judge has another tokenizer than the generations, so it cannot score their tokens. Use a judge with "
-            "the same tokenizer, or a causal one."
-        )
-    if lm.reads_future and longest > lm.positions - 1:
-        raise InputError(
-            f"the judge has positions for texts of {lm.positions - 1} tokens, but the generations have {longest}: use "
-            "a judge with more."
-        )
-
-
-def role_mask(sample: Generation, role: str) -> list[bool]:
-    """Return for each token whether it has this role."""
-    return [letter == role for letter in sample.roles]
