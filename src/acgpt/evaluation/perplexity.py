@@ -245,7 +245,7 @@ class PartialEvaluation:
 
     def __init__(self, path: Path, config: Callable[[], Mapping[str, Any]]) -> None:
         self.path, self.config = path, config
-        self.answers: dict[tuple[str, int], np.ndarray] = {}  # by roles and number of the text
+        self.answers: dict[str, dict[int, np.ndarray]] = {}  # by roles and number of the text
         self.pending: list[bytes] = []  # entries that the journal lacks
         self.earlier = 0.0  # seconds that earlier attempts took
         self.pause = PAUSE  # seconds between two batches
@@ -270,7 +270,7 @@ class PartialEvaluation:
             self.journal = self.stack.enter_context(open_journal(self.path, self.config(), replace=True))
             for entry in map(json.loads, self.journal.entries()):
                 log_probs = np.frombuffer(base64.b64decode(entry["log_probs"]), "<f8")
-                self.answers[entry["roles"], entry["text"]] = log_probs
+                self.answers.setdefault(entry["roles"], {})[entry["text"]] = log_probs
         return self.journal
 
     @property
@@ -278,11 +278,12 @@ class PartialEvaluation:
         """Duration of the evaluation so far, including earlier attempts."""
         return self.earlier + time.monotonic() - self.started
 
-    def add(self, roles: str, text: int, log_probs: Sequence[float]) -> None:
-        """Add an answer to the next batch, which is written `pause` seconds after the last one."""
+    def add(self, roles: str, answers: Mapping[int, Sequence[float]]) -> None:
+        """Add a group's answers to the next batch, which is written `pause` seconds after the last one."""
         if self.pause < math.inf:
-            encoded = base64.b64encode(np.array(log_probs, "<f8").tobytes()).decode()  # exact, and quicker than digits
-            self.pending.append(as_line({"roles": roles, "text": text, "log_probs": encoded}))
+            for text, log_probs in answers.items():
+                encoded = base64.b64encode(np.array(log_probs, "<f8").tobytes()).decode()  # exact, quicker than digits
+                self.pending.append(as_line({"roles": roles, "text": text, "log_probs": encoded}))
             if time.monotonic() - self.written >= self.pause:
                 self.write()
 
@@ -352,22 +353,24 @@ def evaluate(
     progress(done, total)
     with torch.no_grad(), evaluating(engine.model):
         for key, queries in passes.items():
-            name = hashlib.sha256(key).hexdigest()[:16]
-            answers[key] = np.full(evaluation_dataset.tokens.shape, np.nan)
-            remaining = {}
-            for i, query in enumerate(queries):
-                existing = None if unfinished is None else unfinished.answers.get((name, i))
-                if existing is None:
-                    remaining[i] = query
-                else:
-                    answers[key][i, query.asked_at - 1] = existing
-            done += len(queries) - len(remaining)
+            name, answers[key] = hashlib.sha256(key).hexdigest()[:16], np.full(evaluation_dataset.tokens.shape, np.nan)
+            existing = {} if unfinished is None else unfinished.answers.get(name, {})
+            groups = split_groups(batches(dict(enumerate(queries)), engine.budget, future=True), method.texts_at_once)
+            remaining = []
+            for group in groups:  # the same as in a run that is not resumed: a text's rounding depends on its group
+                if not existing.keys() >= set(group):
+                    remaining.append(group)
+                    continue
+                for i in group:
+                    answers[key][i, queries[i].asked_at - 1] = existing[i]
+                done += len(group)
             progress(done, total)
-            for group in split_groups(batches(remaining, engine.budget, future=True), method.texts_at_once):
-                for i, score in zip(group, method.log_probs(engine, [queries[i] for i in group]), strict=True):
+            for group in remaining:
+                scores = method.log_probs(engine, [queries[i] for i in group])
+                for i, score in zip(group, scores, strict=True):
                     answers[key][i, queries[i].asked_at - 1] = score
-                    if unfinished is not None:
-                        unfinished.add(name, i, score)
+                if unfinished is not None:
+                    unfinished.add(name, dict(zip(group, scores, strict=True)))
                 done += len(group)
                 progress(done, total)
 
