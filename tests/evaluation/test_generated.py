@@ -7,38 +7,9 @@ from pathlib import Path
 
 import pytest
 from generations import write_generations
-from generators import model_of, set_of
-from test_mauve import acgpt
 
 from acgpt.errors import InputError
-from acgpt.evaluation import text_metrics as companions
 from acgpt.evaluation.generations import Generations, find_generations
-from acgpt.evaluation.generator import Generator
-from acgpt.methods import METHODS
-from acgpt.query.modes import MODES
-
-
-@pytest.mark.parametrize("method", list(METHODS))
-def test_what_every_method_draws_is_read_as_it_was_written(method: str, tmp_path: Path):
-    lm, asked = model_of(method), set_of()
-    generator = Generator(lm, asked, samples=2, prompt=5)
-    if not generator.answers("unconditional"):
-        generator = Generator(lm, asked, samples=2, prompt=0)
-    for mode in MODES:
-        if generator.write(mode, tmp_path) is None:
-            continue
-        result = Generations.open(tmp_path / f"{mode}.jsonl")
-        queries = generator.queries(mode)
-        assert len(result.samples) == 2 * len(queries) and result.record["method"] == method
-        for each in result.samples:
-            query = queries[each.item]
-            assert [role == "a" for role in each.roles] == list(query.asked)
-            assert [each.tokens[p - 1] for p in query.given_positions] == [
-                query.tokens[p - 1] for p in query.given_positions
-            ]
-            assert sum(map(len, each.runs)) == len(each.log_probs or ()) == len(query.asked_positions)
-        assert companions.own_perplexity(result.samples) > 1
-    assert {each.path.suffix for each in find_generations([tmp_path])} == {".jsonl"}
 
 
 def test_a_record_that_lacks_something_is_named(corpus: Path, tmp_path: Path):
@@ -86,16 +57,6 @@ def test_modes_come_in_their_order_and_other_files_after_them(corpus: Path, tmp_
         (tmp_path / f"earlier{end}").write_bytes((tmp_path / f"training{end}").read_bytes())
     results = [each.name for each in find_generations([tmp_path])]
     assert results == ["unconditional", "infilling", "training", "earlier"]
-
-
-def test_a_folder_of_which_nothing_could_be_drawn_is_passed_over(corpus: Path, tmp_path: Path):
-    path = write_generations(tmp_path / "ac", corpus)
-    (tmp_path / "gpt").mkdir()
-    (tmp_path / "gpt" / "index.json").write_text('{"kind": "index", "modes": {"training": null}}')
-    result = acgpt(tmp_path / "ac", tmp_path / "gpt", corpus, "--no-mauve")
-    assert "gpt contains an index, but no generations" in result.stderr
-    assert len(list(path.parent.glob("*.mauve.json"))) == 1
-    assert "there are no generations in" in acgpt(tmp_path / "gpt", corpus, "--no-mauve", code=2).stderr
 
 
 def test_each_of_several_is_found_once(corpus: Path, tmp_path: Path):

@@ -22,7 +22,9 @@ from acgpt.common.files import write_atomically, write_json
 from acgpt.data.corpus import Corpus
 from acgpt.errors import QueryError
 from acgpt.evaluation import generator as module
+from acgpt.evaluation.generations import Generations
 from acgpt.evaluation.generator import Generator, line_of, make_groups
+from acgpt.evaluation.text_metrics import own_perplexity
 from acgpt.methods import METHODS, method_of
 from acgpt.methods.sigma_gpt import SigmaGptRandom
 from acgpt.query.conditioning import Conditioning
@@ -68,6 +70,12 @@ def test_every_method_draws_what_it_can_answer_and_leaves_the_rest_as_it_was(nam
         assert record["tokens"] == sum(len(line["log_probs"]) for line in lines)
         assert (record["kind"], record["method"], record["mode"]) == ("generations", name, mode)
         assert record["set"]["hash"] == asked.hash and record == json.loads((tmp_path / f"{mode}.json").read_text())
+        samples, queries = Generations.open(tmp_path / f"{mode}.jsonl").samples, generator.queries(mode)
+        assert [(each.item, each.sample) for each in samples] == [(line["item"], line["sample"]) for line in lines]
+        for each in samples:
+            assert [role == "a" for role in each.roles] == list(queries[each.item].asked)
+            assert sum(map(len, each.runs)) == len(each.log_probs) == len(queries[each.item].asked_positions)
+        assert own_perplexity(samples) > 1
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.bound])

@@ -31,6 +31,7 @@ def whole(tmp_path):
         for batch in BATCHES:
             add(journal, [batch])
             sizes.append(journal.end)
+        assert [json.loads(line).get("item") for line in journal.entries([1, 2, 0, 3])] == [0, 1, 2, None]
     content = (tmp_path / "whole").read_bytes()
     assert len(content) == sizes[-1] and content.startswith(HEAD)
     return content, sizes
@@ -77,11 +78,6 @@ def test_nothing_after_a_damaged_batch_is_believed(whole, tmp_path, damage):
     check(tmp_path / "damaged", intact)
 
 
-def test_entries_come_in_the_order_that_is_asked_for(whole, tmp_path):
-    with open_journal(tmp_path / "whole", CONFIG) as journal:
-        assert [json.loads(line).get("item") for line in journal.entries([1, 2, 0, 3])] == [0, 1, 2, None]
-
-
 @pytest.mark.parametrize("content", [b"[" * 100_000 + b"]" * 100_000 + b"\n", b"{}\n", b"\xff\xfe\n", b"no line"])
 def test_another_file_is_refused_in_few_words_or_replaced(tmp_path, content):
     path = tmp_path / "mine"
@@ -94,22 +90,18 @@ def test_another_file_is_refused_in_few_words_or_replaced(tmp_path, content):
         assert journal_config(path) == CONFIG
 
 
-def test_another_config_is_refused_with_what_differs_or_replaced(whole, tmp_path):
+def test_a_locked_journal_and_one_of_another_config_are_left_alone_unless_that_is_replaced(whole, tmp_path):
     path, other = tmp_path / "whole", CONFIG | {"weights": "another one"}
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as another process has it
+        for config, replace in ((CONFIG, False), (other, True)):
+            with pytest.raises(InputError, match="another process is writing"):
+                open_journal(path, config, replace=replace).__enter__()
     with pytest.raises(InputError, match="weights abc, and not another "):
         open_journal(path, other).__enter__()
     assert path.read_bytes() == whole[0]
     with open_journal(path, other, replace=True) as journal:
         assert journal.offsets == [] and journal_config(path) == other
-
-
-@pytest.mark.parametrize("replace", [False, True])
-def test_one_process_at_a_time_has_a_journal(whole, tmp_path, replace):
-    with (tmp_path / "whole").open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="another process is writing"):
-            open_journal(tmp_path / "whole", {}, replace=replace).__enter__()
-    assert (tmp_path / "whole").read_bytes() == whole[0]
 
 
 def test_a_batch_is_on_the_disk_once_it_was_added(tmp_path, monkeypatch):

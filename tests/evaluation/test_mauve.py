@@ -243,11 +243,16 @@ def test_a_command_that_was_stopped_goes_on_and_its_index_comes_last(
     assert result["mauve"]["seeds"] == [0, 1, 2, 3, 4]
 
 
-def test_an_index_of_nothing(corpus: Path, tmp_path: Path):
+def test_a_folder_of_which_nothing_could_be_drawn_is_passed_over(corpus: Path, tmp_path: Path):
     """A method that answers none of the requested modes leaves a folder with only an index."""
-    (tmp_path / "index.json").write_text('{"kind": "index", "modes": {"training": null}}')
-    assert "there are no generations" in acgpt(tmp_path, corpus, "--no-mauve", code=2).stderr
-    assert "skipped" in acgpt(tmp_path, corpus, "--index", tmp_path / "scores.json").stderr
+    path, empty = write_generations(tmp_path / "ac", corpus), tmp_path / "gpt"
+    empty.mkdir()
+    (empty / "index.json").write_text('{"kind": "index", "modes": {"training": null}}')
+    passed_over = "gpt contains an index, but no generations"
+    assert passed_over in acgpt(path.parent, empty, corpus, "--no-mauve").stderr
+    assert len(list(path.parent.glob("*.mauve.json"))) == 1
+    assert "there are no generations" in acgpt(empty, corpus, "--no-mauve", code=2).stderr
+    assert passed_over in acgpt(empty, corpus, "--index", tmp_path / "scores.json").stderr
     assert json.loads((tmp_path / "scores.json").read_text())["results"] == []
 
 

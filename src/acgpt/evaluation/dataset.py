@@ -79,12 +79,16 @@ class EvaluationDataset:
         sampled_roles: By distribution, (N, T) int8 roles.
         origin: Where it comes from.
         documents: (D,) int64 tokens with which documents begin, counted over all texts in order; `None` if not known.
+        path: File of the dataset, if it has one.
+        new: Whether it still has to be saved there, see `keep`.
     """
 
     tokens: np.ndarray
     sampled_roles: Mapping[str, np.ndarray]
     origin: Origin
     documents: np.ndarray | None = None
+    path: Path | None = None
+    new: bool = False
 
     def __post_init__(self) -> None:
         """Check the documents, which the hash does not cover; raise a ValueError if they are invalid."""
@@ -174,7 +178,7 @@ class EvaluationDataset:
         sampled_roles = {name: roles[:limit] for name, roles in self.sampled_roles.items()}
         tokens = self.tokens[:limit]
         starts = None if self.documents is None else self.documents[self.documents < tokens.size]
-        return EvaluationDataset(tokens, sampled_roles, self.origin, starts)
+        return replace(self, tokens=tokens, sampled_roles=sampled_roles, documents=starts)
 
     @cached_property
     def document_numbers(self) -> np.ndarray | None:
@@ -201,6 +205,19 @@ class EvaluationDataset:
         content = {"format_version": FORMAT_VERSION, **self.as_dict()}
         write_atomically(path, save(arrays, metadata={FORMAT: json.dumps(content)}))
 
+    def keep(self) -> None:
+        """Save a new dataset in its file for later evaluations; warn if the disk refuses."""
+        if not self.new or self.path is None:
+            return
+        try:
+            self.save(self.path)
+        except OSError as error:
+            warnings.warn(
+                f"cannot save the evaluation dataset in {self.path} ({error.strerror or error}): it is built again "
+                "each time. Choose another file with `dataset`.",
+                stacklevel=2,
+            )
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EvaluationDataset:
         """Read a dataset that `save` wrote, and check its hash.
@@ -225,6 +242,7 @@ class EvaluationDataset:
                 {key: arrays[f"roles.{key}"] for key in EPOCHS},
                 Origin(**{field.name: content[field.name] for field in fields(Origin)}),
                 arrays.get("documents"),
+                Path(name),
             )
             if loaded.hash != content["hash"]:
                 raise ValueError("its content does not match its hash")
@@ -286,40 +304,6 @@ def trained_conditioning(metadata: Metadata | None) -> Conditioning:
 
 
 def dataset_of_corpus(
-    corpus: Corpus, path: str | os.PathLike[str] | None = None, **config: Any
-) -> tuple[EvaluationDataset, Path]:
-    """Load the saved evaluation dataset of a corpus split, or build and save it.
-
-        dataset, path = dataset_of_corpus(Corpus.open("data/mine"), split="test", r_max=0.4, limit=100)
-        dataset.hash          # results are comparable if their hashes are equal
-
-    Args:
-        corpus: The corpus.
-        path: File of the dataset. Default: in the corpus's folder, with a name that contains the settings.
-        **config: `split` and, optionally, length, r_max, seed, limit and training: see `EvaluationDataset.build`.
-
-    Returns:
-        The dataset and its file. If the file cannot be written, there is a warning.
-    """
-    dataset, path, new = find_or_build(corpus, path, **config)
-    if new:
-        save_or_warn(dataset, path)
-    return dataset, path
-
-
-def save_or_warn(evaluation_dataset: EvaluationDataset, path: Path) -> None:
-    """Save a dataset for later evaluations; warn if the disk refuses."""
-    try:
-        evaluation_dataset.save(path)
-    except OSError as error:
-        warnings.warn(
-            f"cannot save the evaluation dataset in {path} ({error.strerror or error}): it is built again each "
-            "time. Choose another file with `dataset`.",
-            stacklevel=2,
-        )
-
-
-def find_or_build(
     corpus: Corpus,
     path: str | os.PathLike[str] | None = None,
     *,
@@ -329,13 +313,26 @@ def find_or_build(
     seed: int = 0,
     limit: int | None = None,
     training: Conditioning | None = None,
-) -> tuple[EvaluationDataset, Path, bool]:
-    """Load the saved evaluation dataset of a corpus split, or build it without saving.
+    keep: bool = True,
+) -> tuple[EvaluationDataset, Path]:
+    """Load the saved evaluation dataset of a corpus split, or build and save it.
 
-    The arguments are those of `dataset_of_corpus`.
+        dataset, path = dataset_of_corpus(Corpus.open("data/mine"), split="test", r_max=0.4, limit=100)
+        dataset.hash          # results are comparable if their hashes are equal
+
+    Args:
+        corpus: The corpus.
+        path: File of the dataset. Default: in the corpus's folder, with a name that contains the settings.
+        split: Split of the corpus; for it and the next five, see `EvaluationDataset.build`.
+        length: Tokens per text.
+        r_max: Maximum share of a text that is given.
+        seed: Seed of the conditioning sets.
+        limit: Maximum number of texts.
+        training: The training distribution.
+        keep: Save a new dataset now. If not, the caller does, by its `keep`.
 
     Returns:
-        The dataset, its file, and whether it still has to be saved: the file is missing or holds another dataset.
+        The dataset and its file. If the file cannot be written, there is a warning.
 
     Raises:
         InputError: A path was passed, and its file holds another dataset.
@@ -352,25 +349,20 @@ def find_or_build(
     if path.exists():
         saved = EvaluationDataset.load(path)
         if saved.origin == origin and saved.tokens.shape == (count, length):
-            return saved, path, False
+            return saved, path
         if by_user:
             raise InputError(
                 f"{path} is an evaluation dataset of another corpus, or has other settings: choose another file."
             )
         warnings.warn(f"{path} is of another corpus, or has other settings: it is built again.", stacklevel=2)
-    dataset = EvaluationDataset.build(
-        tokens,
-        tokenizer_hash=tokenizer_hash,
-        corpus_hash=corpus.hash,
-        documents=corpus.document_starts(split, count * length),
-        split=split,
-        length=length,
-        r_max=r_max,
-        seed=seed,
-        limit=limit,
-        training=training,
-    )
-    return dataset, path, True
+    built = EvaluationDataset.build(
+        tokens, tokenizer_hash=tokenizer_hash, corpus_hash=corpus.hash, split=split, length=length, r_max=r_max,
+        seed=seed, limit=limit, training=training, documents=corpus.document_starts(split, count * length),
+    )  # fmt: skip
+    dataset = replace(built, path=path, new=True)
+    if keep:
+        dataset.keep()
+    return dataset, path
 
 
 def chunks(tokens: Tokens | np.ndarray, length: int, limit: int | None, split: str = "the split") -> int:

@@ -71,32 +71,21 @@ def evaluate(
     start = time.perf_counter()
 
     def config() -> dict[str, Any]:
-        questions = {"method": method.name, "options": options, "set": evaluation_dataset.hash, "compiled": compiled}
-        network = {"weights": full_weights_hash(lm.model), "config": lm.model.config.to_json_string()}
-        backend = {"dtype": str(lm.model.dtype), "device": lm.model.device.type, "attention": lm.attention}
         return {
-            **questions,
-            **network,
-            **backend,
-            "bos": lm.bos,
-            "mask": lm.mask,
-            "adapters": adapter_scales(adapter_layers(lm.model)),
-            **versions(),
-        }
+            "method": method.name, "options": options, "set": evaluation_dataset.hash, "compiled": compiled,
+            "weights": full_weights_hash(lm.model), "config": lm.model.config.to_json_string(),
+            "dtype": str(lm.model.dtype), "device": lm.model.device.type, "attention": lm.attention,
+            "bos": lm.bos, "mask": lm.mask, "adapters": adapter_scales(adapter_layers(lm.model)), **versions(),
+        }  # fmt: skip
 
     unfinished = None if output is None else PartialEvaluation(partial_path(output), config)
     with progress() as update, compile_errors(compiled), unfinished or nullcontext():
         evaluation = perplexity.evaluate(
-            method,
-            lm.engine(lm.mask, chosen.batch_tokens),
-            evaluation_dataset,
-            modes=names,
-            seed=chosen.seed or 0,
-            progress=update,
-            unfinished=unfinished,
-        )
+            method, lm.engine(lm.mask, chosen.batch_tokens), evaluation_dataset,
+            modes=names, seed=chosen.seed or 0, progress=update, unfinished=unfinished,
+        )  # fmt: skip
     seconds = time.perf_counter() - start if unfinished is None else unfinished.seconds
-    setup.save()
+    setup.evaluation_dataset.keep()
     result = {
         **setup.about,
         **evaluation.as_dict(),

@@ -77,7 +77,7 @@ def generate(
             "`if_possible=True`."
         )
     generator.check(output)
-    setup.save()
+    setup.evaluation_dataset.keep()
     records: dict[str, dict[str, Any] | None] = {}
     for mode in names:
         with progress(mode) as update, compile_errors(chosen.compiled):

@@ -133,13 +133,11 @@ def write_index(path: Path, results: Mapping[Path, Mapping[str, Any]]) -> None:
     """Write the file that lists all results."""
     entries = [
         {
-            "generated": result["generated"],
-            "mode": result["record"]["mode"],
-            "scored": result["scored"],
-            "result": str(file),
+            "generated": result["generated"], "mode": result["record"]["mode"],
+            "scored": result["scored"], "result": str(file),
         }
         for file, result in results.items()
-    ]
+    ]  # fmt: skip
     write(path, {"kind": INDEX, "results": entries, **date_and_command()})
 
 
@@ -195,15 +193,9 @@ def open_reference(
             return corpus, None
         longest = min(LENGTH, max(file.record["set"]["length"] for file in files))
         return corpus, reference_from_corpus(
-            corpus,
-            options.split,
-            length=options.length or longest,
-            generated=files,
-            rule=options.rule,
-            skip=options.skip,
-            count=options.count or COUNT,
-            allow_none=options.no_mauve,
-        )
+            corpus, options.split, length=options.length or longest, generated=files, rule=options.rule,
+            skip=options.skip, count=options.count or COUNT, allow_none=options.no_mauve,
+        )  # fmt: skip
     if options.asked_only:
         raise InputError(f"`asked_only` compares with the original text: pass the corpus of the prompts, not {path}.")
     return None, reference_from_file(path, options.field or "text", options.count or COUNT)
@@ -361,10 +353,8 @@ class Scoring:
                 notes.append(
                     f"the judge has too few positions: the last {judged['cut']:,} tokens of texts are not judged."
                 )
-        results["companions"] = {
-            "generated": companions(samples),
-            "original": None if original is None else companions(original),
-        }
+        of_original = None if original is None else companions(original)
+        results["companions"] = {"generated": companions(samples), "original": of_original}
         results["perplexity"] = None if method is not None and method.bound else own_perplexity(samples)
         return results | {"notes": notes}
 

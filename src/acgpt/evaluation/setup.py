@@ -15,8 +15,7 @@ from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.dataset import (
     LENGTH,
     EvaluationDataset,
-    find_or_build,
-    save_or_warn,
+    dataset_of_corpus,
     trained_conditioning,
     trained_r_max,
     trained_r_maxes,
@@ -40,17 +39,13 @@ class Setup:
     Args:
         lm: The model.
         method: How it is asked, with the user's options.
-        evaluation_dataset: The evaluation dataset.
-        path: File of the dataset.
-        new: Whether the dataset still has to be saved there, see `save`.
+        evaluation_dataset: The evaluation dataset. If it is new, `keep` it once all is known to be right.
         about: Names of the model, adapter and corpus, for results.
     """
 
     lm: LanguageModel
     method: Method
     evaluation_dataset: EvaluationDataset
-    path: Path
-    new: bool
     about: Mapping[str, str | None]
 
     @classmethod
@@ -75,26 +70,21 @@ class Setup:
         training = training_distribution(options.conditioning, options.r_max)
         opened = corpus if corpus is None or isinstance(corpus, Corpus) else Corpus.open(corpus)
         lm, name, adapter = resolve_model(model, options.adapter, options.device, options.dtype)
-        dataset, path, new = find_dataset(opened, options, training, lm, seed)
+        dataset = find_dataset(opened, options, training, lm, seed)
         dataset.require_tokenizer(tokenizer_hash(lm.tokenizer))
         if (message := r_max_mismatch(dataset, lm)) is not None:
             note(message)
         about = {"model": name, "adapter": adapter, "corpus": None if opened is None else str(opened.folder)}
-        return cls(lm, choose_method(method, lm).configured(options.options or {}), dataset, path, new, about)
+        return cls(lm, choose_method(method, lm).configured(options.options or {}), dataset, about)
 
     @property
     def result(self) -> dict[str, Any]:
         """The entries that all results have."""
         return {
-            "set": {**self.evaluation_dataset.as_dict(), "path": str(self.path)},
+            "set": {**self.evaluation_dataset.as_dict(), "path": str(self.evaluation_dataset.path)},
             "trained_r_max": trained_r_max(self.lm.metadata),
             "trained_r_maxes": trained_r_maxes(self.lm.metadata),
         }
-
-    def save(self) -> None:
-        """Save a new dataset, once all is known to be right."""
-        if self.new:
-            save_or_warn(self.evaluation_dataset, self.path)
 
 
 def resolve_model(
@@ -135,8 +125,8 @@ def find_dataset(
     training: Conditioning | Literal["model"] | None,
     lm: LanguageModel,
     seed: str,
-) -> tuple[EvaluationDataset, Path, bool]:
-    """Return the requested evaluation dataset, its file, and whether it still has to be saved there.
+) -> EvaluationDataset:
+    """Return the requested evaluation dataset, which has a file.
 
     Args:
         corpus: The corpus.
@@ -166,7 +156,7 @@ def find_dataset(
                 raise InputError(
                     f"{sets} has {name} {actual[name]}, not {value}: omit `{option}`, or choose another file."
                 )
-        return (dataset if limit is None else dataset.head(limit)), sets, False
+        return dataset if limit is None else dataset.head(limit)
     assert corpus is not None
     split, length = "test" if "test" in corpus.splits else "validation", min(LENGTH, lm.positions - 1)
     config: dict[str, Any] = {"split": split, "length": length}
@@ -174,7 +164,7 @@ def find_dataset(
         if isinstance(part, Sized):  # infilling gets the same r_max as training
             config.setdefault("r_max", part.r_max)
     config |= {name: value for name, value in requested.items() if value is not None}
-    return find_or_build(corpus, sets, limit=limit, training=training, **config)
+    return dataset_of_corpus(corpus, sets, limit=limit, training=training, keep=False, **config)[0]
 
 
 def choose_method(forced: Method | None, lm: LanguageModel) -> Method:
