@@ -61,18 +61,18 @@ def test_nothing_after_a_changed_byte_is_believed(whole, tmp_path):
         check(tmp_path / "changed", sum(size <= place for size in sizes[1:]))
 
 
-@pytest.mark.parametrize("damage", ["left out", "twice", "not closed", "nested", "other line ends", "zeros"])
+@pytest.mark.parametrize("damage", ["left out", "twice", "not closed", "nested", "no number"])
 def test_nothing_after_a_damaged_batch_is_believed(whole, tmp_path, damage):
     content, sizes = whole
     head, first, second, third = (content[a:b] for a, b in zip([0, *sizes], sizes, strict=False))
     nested = b'{"sha256": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    no_number = first[: first.rindex(b"0.1")] + b"NaN}\n"
     left, intact = {
         "left out": (head + first + third, 1),
         "twice": (head + first + first + second + third, 1),
         "not closed": (content + b'{"item": 7}\n{"it', 3),
         "nested": (head + nested + first, 0),
-        "other line ends": (head + (first + second + third).replace(b"\n", b"\r\n"), 0),
-        "zeros": (head + first + second[:-9] + bytes(8) + b"\n", 1),
+        "no number": (head + no_number + second, 0),
     }[damage]
     (tmp_path / "damaged").write_bytes(left)
     check(tmp_path / "damaged", intact)

@@ -340,8 +340,10 @@ def existing_record(path: Path) -> dict[str, Any] | None:
     Raises:
         InputError: The file is not a record of generations.
     """
+    if not path.exists():
+        return None
     record = object_of_kind(path, KIND)
-    if path.exists() and (record is None or not isinstance(record.get("config"), dict)):
+    if record is None or not isinstance(record.get("config"), dict):
         raise InputError(
             f"{path} is not a record of generations. Move or delete it to sample the mode again, or choose another "
             "folder."

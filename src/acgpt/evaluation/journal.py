@@ -56,9 +56,10 @@ class Journal:
             if line.startswith(END):
                 try:
                     costs = {key: value for key, value in json.loads(line).items() if key != "sha256"}
+                    intact = lines == self.batch(lines[:-1], costs)
                 except (ValueError, RecursionError):  # incomplete, or damaged by an editor
                     break
-                if lines != self.batch(lines[:-1], costs):
+                if not intact:
                     break
                 self.count(lines, costs)
                 lines = []
