@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 import acgpt
 from acgpt.cli.main import app
 from acgpt.data import rows
+from acgpt.evaluation import perplexity
 from acgpt.experiments import runner
 from acgpt.experiments.experiment import load_experiment
 from acgpt.experiments.runner import run_experiment
@@ -175,14 +176,19 @@ def weights(run: Path) -> bytes:
     return (run / "model" / "model.safetensors").read_bytes()
 
 
-def test_an_evaluation_goes_on_after_the_texts_that_it_has_answered(corpus, model, tmp_path):
-    def evaluate(name: str, stop: int | None = None) -> tuple[list[list[int]], dict[str, Any]]:
+def test_an_evaluation_goes_on_after_the_texts_that_it_has_answered(corpus, model, tmp_path, monkeypatch):
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def evaluate(
+        name: str, stop: int | None = None, by: Callable[[], None] = interrupt
+    ) -> tuple[list[list[int]], dict[str, Any]]:
         seen: list[list[int]] = []
 
         def progress(done: int, total: int) -> None:
             seen.append([done, total])
             if len(seen) == stop:
-                raise KeyboardInterrupt
+                by()
 
         result = acgpt.evaluate(
             str(model), corpus, split="validation", length=LENGTH, limit=6, batch_tokens=100, device="cpu",
@@ -203,8 +209,13 @@ def test_an_evaluation_goes_on_after_the_texts_that_it_has_answered(corpus, mode
         "resumed": resumed,
         "files in the end": files(tmp_path / "stopped"),
     }
-    assert all(result["modes"][mode] == pytest.approx(each) for mode, each in whole["modes"].items())
+    assert result["modes"] == whole["modes"]
     check("resume-evaluate", content)
+    monkeypatch.setattr(perplexity, "PAUSE", 0)  # every group is written
+    killed(lambda: evaluate("killed", stop=len(seen) // 2, by=kill))
+    assert evaluate("killed")[0] == again and files(tmp_path / "killed") == files(tmp_path / "whole")
+    per_text = [(tmp_path / name / "result.per-text.json").read_bytes() for name in ("killed", "whole")]
+    assert per_text[0] == per_text[1]
 
 
 def test_a_generation_goes_on_after_its_last_group(corpus, model, tmp_path):
