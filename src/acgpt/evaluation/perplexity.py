@@ -100,30 +100,24 @@ class Evaluation:
     bound: bool = False
 
     @cached_property
-    def unit(self) -> str:
-        """What is resampled: documents if there are `MIN_DOCUMENTS`, else texts."""
-        documents = self.evaluation_dataset.documents
-        return DOCUMENTS if documents is not None and len(documents) >= MIN_DOCUMENTS else TEXTS
-
-    @cached_property
-    def unit_numbers(self) -> np.ndarray:
-        """(texts, length) The number of the unit of each token, from 0."""
+    def units(self) -> tuple[str, np.ndarray]:
+        """What is resampled: documents if there are `MIN_DOCUMENTS`, else texts; (texts, length) numbers from 0."""
         documents = self.evaluation_dataset.document_numbers
-        if self.unit == DOCUMENTS and documents is not None:
-            return documents
+        if documents is not None and documents[-1, -1] + 1 >= MIN_DOCUMENTS:
+            return DOCUMENTS, documents
         count, length = self.evaluation_dataset.tokens.shape
-        return np.arange(count).repeat(length).reshape(count, length)
+        return TEXTS, np.arange(count).repeat(length).reshape(count, length)
 
     @cached_property
     def per_text(self) -> PerText:
         """Sums of each unit, from which the perplexities are computed."""
         sums = {mode: self.sums(-log_probs) for mode, log_probs in self.log_probs.items()}
-        return PerText(self.evaluation_dataset.hash, sums, self.unit)
+        return PerText(self.evaluation_dataset.hash, sums, self.units[0])
 
     def sums(self, nats: np.ndarray) -> TextSums:
         """Return the sums over each unit of (texts, length) values, without those that are NaN."""
-        present, units = ~np.isnan(nats), int(self.unit_numbers[-1, -1]) + 1
-        numbers = self.unit_numbers[present]
+        present, (_, numbers) = ~np.isnan(nats), self.units
+        units, numbers = int(numbers[-1, -1]) + 1, numbers[present]
         counts = np.bincount(numbers, minlength=units).astype(np.float64)
         return TextSums(np.bincount(numbers, nats[present], units), counts)
 
@@ -208,7 +202,7 @@ class Evaluation:
                 "resamples": RESAMPLES,
                 "level": LEVEL,
                 "seed": self.seed,
-                "unit": self.unit,
+                "unit": self.per_text.unit,
                 "units": self.per_text.units,
             },
         }
@@ -278,11 +272,11 @@ class PartialEvaluation:
         """Duration of the evaluation so far, including earlier attempts."""
         return self.earlier + time.monotonic() - self.started
 
-    def add(self, roles: str, answers: Mapping[int, Sequence[float]]) -> None:
+    def add(self, roles: str, answers: Mapping[int, np.ndarray]) -> None:
         """Add a group's answers to the next batch, which is written `pause` seconds after the last one."""
         if self.pause < math.inf:
             for text, log_probs in answers.items():
-                encoded = base64.b64encode(np.array(log_probs, "<f8").tobytes()).decode()  # exact, quicker than digits
+                encoded = base64.b64encode(log_probs.astype("<f8").tobytes()).decode()  # exact, quicker than digits
                 self.pending.append(as_line({"roles": roles, "text": text, "log_probs": encoded}))
             if time.monotonic() - self.written >= self.pause:
                 self.write()
@@ -336,50 +330,47 @@ def evaluate(
     """
     requested = modes_named(modes)
     check_fit(engine.model, evaluation_dataset, method.overhead)
-    passes: dict[bytes, list[Query]] = {}  # by roles: modes that show the model the same are answered together
-    shown = {mode.name: mode.model_roles(evaluation_dataset.roles(mode)) for mode in requested}
-    unanswered = []
+    passes: dict[str, list[Query]] = {}  # by a hash of the roles: modes that show the model the same share a pass
+    shown: dict[str, str] = {}  # the pass of each mode that can be answered
     for mode in requested:
-        name, roles = mode.name, shown[mode.name]
-        queries = passes.get(roles.tobytes()) or queries_of(evaluation_dataset.tokens, roles)
-        all_counted = np.array_equal(roles == ASKED, evaluation_dataset.roles(mode) == ASKED)
+        asked = evaluation_dataset.roles(mode)
+        roles = mode.model_roles(asked)
+        name = hashlib.sha256(roles.tobytes()).hexdigest()[:16]
+        queries = passes.get(name) or queries_of(evaluation_dataset.tokens, roles)
+        all_counted = np.array_equal(roles == ASKED, asked == ASKED)
         if (all_counted or method.chain) and all(map(method.answers, queries)):
-            passes[roles.tobytes()] = queries
-        else:
-            unanswered.append(name)
+            passes[name], shown[mode.name] = queries, name
 
-    answers: dict[bytes, np.ndarray] = {}
+    answers: dict[str, np.ndarray] = {}
     done, total = 0, len(evaluation_dataset) * len(passes)
     progress(done, total)
     with torch.no_grad(), evaluating(engine.model):
-        for key, queries in passes.items():
-            name, answers[key] = hashlib.sha256(key).hexdigest()[:16], np.full(evaluation_dataset.tokens.shape, np.nan)
-            existing = {} if unfinished is None else unfinished.answers.get(name, {})
+        for name, queries in passes.items():
+            scores = {} if unfinished is None else dict(unfinished.answers.get(name, {}))
             groups = split_groups(batches(dict(enumerate(queries)), engine.budget, future=True), method.texts_at_once)
-            remaining = []
-            for group in groups:  # the same as in a run that is not resumed: a text's rounding depends on its group
-                if not existing.keys() >= set(group):
-                    remaining.append(group)
-                    continue
-                for i in group:
-                    answers[key][i, queries[i].asked_at - 1] = existing[i]
-                done += len(group)
+            # A text's rounding depends on its group, so groups are those of a run that is not resumed.
+            remaining = [group for group in groups if not scores.keys() >= set(group)]
+            done += len(queries) - sum(map(len, remaining))
             progress(done, total)
             for group in remaining:
-                scores = method.log_probs(engine, [queries[i] for i in group])
-                for i, score in zip(group, scores, strict=True):
-                    answers[key][i, queries[i].asked_at - 1] = score
+                results = method.log_probs(engine, [queries[i] for i in group])
+                new = {i: np.array(result, dtype=np.float64) for i, result in zip(group, results, strict=True)}
+                scores |= new
                 if unfinished is not None:
-                    unfinished.add(name, dict(zip(group, scores, strict=True)))
+                    unfinished.add(name, new)
                 done += len(group)
                 progress(done, total)
+            answers[name] = np.full(evaluation_dataset.tokens.shape, np.nan)
+            for i, query in enumerate(queries):
+                answers[name][i, query.asked_at - 1] = scores[i]
 
     log_probs = {
-        mode.name: np.where(evaluation_dataset.roles(mode) == ASKED, answers[shown[mode.name].tobytes()], np.nan)
+        mode.name: np.where(evaluation_dataset.roles(mode) == ASKED, answers[shown[mode.name]], np.nan)
         for mode in requested
-        if mode.name not in unanswered
+        if mode.name in shown
     }
-    return Evaluation(method.name, evaluation_dataset, log_probs, tuple(unanswered), seed, method.bound)
+    unanswered = tuple(mode.name for mode in requested if mode.name not in shown)
+    return Evaluation(method.name, evaluation_dataset, log_probs, unanswered, seed, method.bound)
 
 
 def check_fit(model: PreTrainedModel, evaluation_dataset: EvaluationDataset, overhead: int) -> None:
