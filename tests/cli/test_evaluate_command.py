@@ -150,45 +150,11 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
         assert math.exp(-columns[f"{mode}.log_prob"].mean()) == pytest.approx(result["perplexity"])
 
 
-@pytest.mark.parametrize("damage", ["none", "cut off", "another file"])
-def test_an_evaluation_that_was_stopped_goes_on_and_ends_as_any_other(cli, corpus, tmp_path, monkeypatch, damage):
-    monkeypatch.setattr("acgpt.evaluation.perplexity.PAUSE", 0)
-    options = ("--batch-tokens", "120", "-o")
-    whole, output = tmp_path / "whole.json", tmp_path / "results.json"
-    want = json.loads((cli(corpus, *options, whole), whole.read_text())[1])
-    assert not whole.with_name("whole.json.part").exists()
-    ask, asked = AcGpt.log_probs, []
-
-    def stopped_after(times):
-        def log_probs(self, model, queries, **options):
-            if len(asked) == times:
-                raise KeyboardInterrupt
-            asked.append(len(queries))
-            return ask(self, model, queries, **options)
-
-        return log_probs
-
-    monkeypatch.setattr(AcGpt, "log_probs", stopped_after(10**9))
-    cli(corpus, *options, tmp_path / "counted.json")
-    groups = len(asked)
-    asked.clear()
-    monkeypatch.setattr(AcGpt, "log_probs", stopped_after(2))
-    cli(corpus, *options, output, code=130)
-    part = output.with_name("results.json.part")
-    assert part.exists() and not output.exists()
-    if damage == "cut off":
-        part.write_bytes(part.read_bytes()[:-10])
-    elif damage == "another file":
-        part.write_text("something else")
-    asked.clear()
-    monkeypatch.setattr(AcGpt, "log_probs", stopped_after(10**9))
-    cli(corpus, *options, output)
-    assert len(asked) == groups - {"none": 2, "cut off": 1, "another file": 0}[damage]
-    got = json.loads(output.read_text())
-    assert got["modes"] == want["modes"] and got["by_distance"] == want["by_distance"]
-    per_text = [path.with_suffix(".per-text.json").read_bytes() for path in (whole, output)]
-    assert per_text[0] == per_text[1]
-    assert not part.exists() and got.get("resumed", False) == (damage != "another file")
+def test_another_file_in_the_place_of_unfinished_answers_is_replaced(cli, corpus, tmp_path):
+    want, part = object_of(cli(corpus, "--json")), tmp_path / "results.json.part"
+    part.write_text("something else")
+    got = object_of(cli(corpus, "--json", "-o", tmp_path / "results.json"))
+    assert got["modes"] == want["modes"] and "resumed" not in got and not part.exists()
 
 
 @pytest.mark.parametrize(

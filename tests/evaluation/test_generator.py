@@ -297,19 +297,6 @@ def test_a_run_that_was_killed_ends_with_the_bytes_of_one_that_was_not(models, c
         assert {path.name for path in folder.iterdir()} == {"unconditional.jsonl", "unconditional.json", "index.json"}
 
 
-def test_what_is_done_is_left_as_it_is(models, corpus, tmp_path, monkeypatch):
-    arguments = [models("gpt"), corpus, "--limit", 2, "--length", LENGTH, "-o", tmp_path / "o", "--json"]
-    first = json.loads(run(*arguments).stdout)
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "o").glob("*.json*")}
-    monkeypatch.setattr(module, "line_of", lambda *_: pytest.fail("drawn again"))
-    assert json.loads(run(*arguments).stdout) == first
-    for path, (when, content) in before.items():
-        if path.name == "index.json":
-            assert json.loads(path.read_text()) == json.loads(content)
-        else:
-            assert (path.stat().st_mtime_ns, path.read_bytes()) == (when, content)
-
-
 @pytest.mark.parametrize("name", ["ac-gpt", "mlm", "diffusion"])
 def test_progress_counts_the_tokens_that_are_drawn_and_goes_on_where_it_was(name, tmp_path, monkeypatch):
     generator, seen = Generator(model_of(name), set_of(), samples=8, budget=8 * (LENGTH + 2)), []

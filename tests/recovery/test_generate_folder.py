@@ -80,16 +80,6 @@ def test_a_folder_in_the_place_of_a_file_is_seen_before_anything_is_drawn(tmp_pa
         Generator(model_of("ac-gpt"), set_of(texts=1)).write("training", tmp_path)
 
 
-def test_another_file_in_the_place_of_a_part_is_refused(tmp_path):
-    generator = Generator(model_of("ac-gpt"), set_of(texts=2))
-    generator.write("training", tmp_path)
-    content = (tmp_path / "training.jsonl").read_bytes()
-    (tmp_path / "infilling.jsonl.part").write_bytes(content)
-    with pytest.raises(InputError, match=r"infilling\.jsonl\.part is not a partial file of acgpt"):
-        generator.write("infilling", tmp_path)
-    assert (tmp_path / "infilling.jsonl.part").read_bytes() == content
-
-
 @pytest.mark.parametrize("begun", ["whole", "part", "another mode"])
 def test_another_configuration_in_the_folder_is_refused_with_what_differs(tmp_path, begun, monkeypatch):
     lm, asked = model_of("ac-gpt"), set_of(texts=2)
