@@ -94,7 +94,8 @@ def listening():
 def test_a_second_ctrl_c_does_not_wait(listening):
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
-    with StopRequests() as stopping:
+    stopping = StopRequests()
+    with stopping.from_signals():
         stopping.step_done()
         assert not stopping
         signal.raise_signal(signal.SIGINT)
@@ -128,7 +129,8 @@ def test_once_training_is_over_ctrl_c_ends_the_last_evaluation(corpus, tmp_path,
 
 def test_a_run_in_the_background_goes_on_ignoring_ctrl_c(listening):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with StopRequests() as stopping:
+    stopping = StopRequests()
+    with stopping.from_signals():
         stopping.step_done()
         signal.raise_signal(signal.SIGINT)
         assert not stopping

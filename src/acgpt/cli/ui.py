@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import typer
 
 from acgpt.common.files import finite
 from acgpt.common.options import Options, choices, command_help, flags_of, for_command_line, value_types
+from acgpt.common.signals import handling
 from acgpt.errors import InputError
 
 Dtype = StrEnum("Dtype", ["auto", "float32", "bfloat16", "float16", "float64"])
@@ -212,20 +212,15 @@ def stoppable(resume_hint: Callable[[], str]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt saving after the first
         raise Stopped
 
-    main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
-    handled = main and signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
-    previous = signal.signal(signal.SIGTERM, stop) if handled else None
-    try:
-        yield
-    except Stopped as error:
-        print(f"stopped. {resume_hint()}", file=sys.stderr)
-        raise typer.Exit(3) from error
-    except KeyboardInterrupt as error:
-        print(f"\ninterrupted. {resume_hint()}", file=sys.stderr)
-        raise typer.Exit(130) from error
-    finally:
-        if handled:
-            signal.signal(signal.SIGTERM, previous)
+    with handling(stop, "SIGTERM"):
+        try:
+            yield
+        except Stopped as error:
+            print(f"stopped. {resume_hint()}", file=sys.stderr)
+            raise typer.Exit(3) from error
+        except KeyboardInterrupt as error:
+            print(f"\ninterrupted. {resume_hint()}", file=sys.stderr)
+            raise typer.Exit(130) from error
 
 
 def replace_unprintable() -> None:

@@ -8,8 +8,10 @@ import signal
 import sys
 import threading
 import time
-from types import TracebackType
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
+
+from acgpt.common.signals import handling
 
 
 class NothingToSave(KeyboardInterrupt):
@@ -17,7 +19,7 @@ class NothingToSave(KeyboardInterrupt):
 
 
 class StopRequests:
-    """Requests to stop the run. As a context manager, it handles SIGTERM and Ctrl-C.
+    """Requests to stop the run.
 
     Before the first step has ended there is nothing to save, and a signal stops at once: the step may take a minute to
     compile, or never end if the signal has also reached the compiler's processes. A second Ctrl-C stops at once too.
@@ -29,7 +31,6 @@ class StopRequests:
     def __init__(self, deadline: float = math.inf) -> None:
         self.deadline, self.steps = deadline, 0
         self.requested = threading.Event()
-        self.previous: dict[int, Any] = {}
 
     def step_done(self) -> None:
         """Count a step."""
@@ -39,19 +40,9 @@ class StopRequests:
         """Whether the run should stop."""
         return self.requested.is_set() or time.monotonic() > self.deadline
 
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # only there can signals be handled
-            signals = [
-                number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN
-            ]
-            self.previous = {number: signal.signal(number, self.handle) for number in signals}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
+    def from_signals(self) -> AbstractContextManager[None]:
+        """Handle SIGTERM and Ctrl-C inside the context."""
+        return handling(self.handle, "SIGINT", "SIGTERM")
 
     def handle(self, number: int, frame: Any) -> None:
         """Handle a signal."""

@@ -128,7 +128,7 @@ def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
         if not evaluation_sets:
             loop.bar.note(f"nothing will be evaluated: the corpus has no text for it in a split {recipe.eval_split!r}.")
         try:
-            with stopping:
+            with stopping.from_signals():
                 checkpoint = last_checkpoint(folder) if options.resume else None
                 if checkpoint is not None:
                     loop.bar.note(f"resuming after step {step_of(checkpoint)}")
