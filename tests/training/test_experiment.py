@@ -19,15 +19,7 @@ from typer.testing import CliRunner
 
 from acgpt.cli.main import app
 from acgpt.errors import InputError
-from acgpt.experiments.experiment import (
-    BUILT_IN,
-    EvaluateSection,
-    Experiment,
-    GenerateSection,
-    MauveSection,
-    load_experiment,
-    make,
-)
+from acgpt.experiments.experiment import BUILT_IN, Experiment, load_experiment, make
 from acgpt.training.recipe import built_in, differences
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,11 +69,16 @@ def test_the_command_of_a_cell_gives_its_recipe():
         assert cell.recipe.lr == 1e-5 and cell.recipe.corpus == "data/my corpus: 1"
 
 
+def test_a_key_may_depend_on_a_value_of_the_grid():
+    (cell,) = made(grid={"optimizer": ["muon"]}, set={"muon_lr": 1e-3}).cells
+    assert (cell.recipe.optimizer, cell.recipe.muon_lr) == ("muon", 1e-3)
+
+
 def test_a_method_that_reads_no_future_is_trained_once_and_asked_at_every_r_max():
     grid = {"method": ["ac-gpt", "gpt"], "conditioning.r_max": [0.8, 0.2], "seed": [0]}
     experiment = made(grid=grid, set={"corpus": "c"}, evaluate={"splits": ["test", "validation"], "limit": 9})
     assert names(experiment) == ["ac-gpt-r_max0.8-seed0", "ac-gpt-r_max0.2-seed0", "gpt-seed0"]
-    files = [[path.name for path in cell.evaluations] for cell in experiment.cells]
+    files = [[path.name for path in cell.outputs_of("evaluate")] for cell in experiment.cells]
     assert files[0] == ["test-r_max0.8-first9.json", "validation-r_max0.8-first9.json"]
     assert files[2] == [f"{split}-r_max{r}-first9.json" for split in ("test", "validation") for r in (0.2, 0.8)]
     command = experiment.cells[1].commands[1]
@@ -90,15 +87,15 @@ def test_a_method_that_reads_no_future_is_trained_once_and_asked_at_every_r_max(
         "-o out/ac-gpt-r_max0.2-seed0/test-r_max0.2-first9.json"
     )
     base = made(grid={"seed": [0]}, set={"method": "gpt"}, evaluate={})
-    assert [path.name for path in base.cells[0].evaluations] == ["test-r_max0.6.json"]
+    assert [path.name for path in base.cells[0].outputs_of("evaluate")] == ["test-r_max0.6.json"]
 
 
 def test_what_decides_an_evaluation_set_is_in_the_name_of_its_file():
     ways = [{}, {"limit": 5}, {"seed": 1}, {"conditioning": [{"b_max": 4}, {"b_max": 5}]}]
-    sections = [EvaluateSection(**options) for options in ways]
-    names = [section.name("test", 0.6, distribution) for section in sections for distribution in section.distributions]
-    assert len(set(names)) == len(names) == 5
-    assert EvaluateSection().name("a/b", 1.0, None) == "a_b-r_max1"
+    paths = [path for way in ways for path in made(grid={"seed": [0]}, evaluate=way).cells[0].outputs_of("evaluate")]
+    assert len(set(paths)) == len(paths) == 5
+    (cell,) = made(grid={"seed": [0]}, evaluate={"splits": ["a/b"], "r_max": [1]}).cells
+    assert [path.name for path in cell.outputs_of("evaluate")] == ["a_b-r_max1.json"]
 
 
 def test_a_cell_is_evaluated_with_every_distribution():
@@ -107,17 +104,17 @@ def test_a_cell_is_evaluated_with_every_distribution():
     paper, stretches = base.cells[0].commands[1:]
     assert "--conditioning" not in paper
     assert "--r-max 0.6" in stretches and """--conditioning '{"placement": "stretches"}'""" in stretches
-    assert len(base.cells[1].evaluations) == 2
+    assert len(base.cells[1].outputs_of("evaluate")) == 2
 
 
 def test_a_method_can_be_asked_in_further_ways():
     ways = {"sigma-gpt-random": ["order=random,seed=1", "orders=8"]}
     first, second = made(grid={"method": ["sigma-gpt-random", "gpt"]}, evaluate={"method_options": ways}).cells
     name = "test-r_max0.6-order_random_seed_1"
-    assert [path.stem for path in first.evaluations] == ["test-r_max0.6", name, "test-r_max0.6-orders_8"]
+    assert [path.stem for path in first.outputs_of("evaluate")] == ["test-r_max0.6", name, "test-r_max0.6-orders_8"]
     options = "--method-option order=random --method-option seed=1"
     assert f" {options} -o out/sigma-gpt-random/{name}.json" in first.commands[2]
-    assert len(second.evaluations) == 1
+    assert len(second.outputs_of("evaluate")) == 1
 
 
 def test_an_evaluation_can_be_told_its_dtype_and_how_much_at_a_time():
@@ -136,7 +133,7 @@ def test_a_cell_draws_from_what_it_has_trained_at_the_r_max_it_is_evaluated_at()
     grid = {"method": ["ac-gpt", "gpt"], "conditioning.r_max": [0.8, 0.2]}
     wanted = {"splits": ["a", "b"], "limit": 200, "dtype": "bfloat16"}
     experiment = made(grid=grid, set={"corpus": "c"}, evaluate={}, generate=wanted)
-    folders = [[str(path) for path in cell.generations] for cell in experiment.cells]
+    folders = [[str(path) for path in cell.outputs_of("generate")] for cell in experiment.cells]
     assert folders[0] == [f"out/ac-gpt-r_max0.8/generations/{s}-r_max0.8-first200/index.json" for s in ("a", "b")]
     assert len(folders[2]) == 4  # one that reads no future, at every r_max
     assert experiment.cells[0].commands[2] == (
@@ -148,11 +145,13 @@ def test_a_cell_draws_from_what_it_has_trained_at_the_r_max_it_is_evaluated_at()
     assert "--modes infilling,training --if-possible " in cell.commands[1] and "--seed 10000000 " in cell.commands[1]
     ways = [
         {}, {"limit": 5}, {"samples": 2}, {"prompt": 5}, {"top_p": 0.9}, {"temperature": 1}, {"seed": 1},
-        {"set_seed": 1}, {"conditioning": {"b_max": 4}}, {"modes": ["training"]}, {"modes": ["infilling"]},
+        {"set_seed": 1}, {"conditioning": [{"b_max": 4}, {"b_max": 5}]},
+        {"modes": ["training"]}, {"modes": ["infilling"]},
     ]  # fmt: skip
-    assert len({GenerateSection(**options).name("test", 0.6) for options in ways}) == len(ways)
+    paths = [path for way in ways for path in made(grid={"seed": [0]}, generate=way).cells[0].outputs_of("generate")]
+    assert len(set(paths)) == len(paths) == len(ways) + 1
     fast = load_experiment("wikitext103-fast").cells[0]  # all modes: no names of any
-    assert [path.parent.name for path in fast.generations] == ["validation-r_max0.6-first200"]
+    assert [path.parent.name for path in fast.outputs_of("generate")] == ["validation-r_max0.6-first200"]
 
 
 def test_what_a_cell_draws_is_scored_folder_by_folder_in_every_way():
@@ -160,7 +159,8 @@ def test_what_a_cell_draws_is_scored_folder_by_folder_in_every_way():
     drawn = {"splits": ["a", "b"], "limit": 10}
     experiment = made(grid={"method": ["ac-gpt"]}, set={"corpus": "c", "device": "cpu"}, generate=drawn, mauve=wanted)
     (cell,) = experiment.cells
-    assert [path.parent for path in cell.scores] == [index.parent for index in cell.generations for _ in range(2)]
+    folders = [index.parent for index in cell.outputs_of("generate")]
+    assert [path.parent for path in cell.outputs_of("mauve")] == [folder for folder in folders for _ in range(2)]
     whole, asked = cell.commands[3:5]
     folder = "out/ac-gpt/generations/a-r_max0.6-first10"
     judge, features = (hashlib.sha256(name.encode()).hexdigest()[:8] for name in ("out/gpt/model", "a/b"))
@@ -175,7 +175,8 @@ def test_what_a_cell_draws_is_scored_folder_by_folder_in_every_way():
         {}, {"split": "test"}, {"rule": "windows"}, {"length": 9}, {"skip": 0}, {"count": 10}, {"features": "a"},
         {"features": "x/a"}, {"features": "y/a"}, {"seeds": 1}, {"judge": "a"}, {"no_mauve": True},
     ]  # fmt: skip
-    assert len({name for options in ways for name in MauveSection(**options).scorings()}) == len(ways)
+    cells = [made(grid={"seed": [0]}, generate={}, mauve=way).cells[0] for way in ways]
+    assert len({path for cell in cells for path in cell.outputs_of("mauve")}) == len(ways)
 
 
 def test_an_adapter_is_evaluated_on_its_base_and_a_tuned_model_as_it_is():
@@ -256,7 +257,7 @@ def test_an_experiment_says_how_its_corpus_is_made_and_its_cells_can_be_trained(
     assert {cell.recipe.corpus for cell in experiment.cells} == {command.split("-o ")[1]}
     assert f"#     acgpt experiment {name}" in text and experiment.output == f"results/{name}"
     assert all(len(line) <= 120 for line in text.splitlines())
-    assert experiment.cells and all(cell.evaluations for cell in experiment.cells)
+    assert experiment.cells and all(cell.outputs_of("evaluate") for cell in experiment.cells)
     assert f"`{name}`" in (ROOT / "docs" / "how-to" / "compare.md").read_text()
 
 
@@ -269,8 +270,8 @@ def test_the_ablation_is_the_papers():
     assert grid["seed"] == [0, 1, 2] and set(grid["method"]) == set(paper["methods"])
     experiment = load_experiment("wikitext103-ablation")
     causal = [cell for cell in experiment.cells if cell.recipe.method == "gpt"]
-    assert len(causal) == 9 and all(len(cell.evaluations) == 2 * 5 for cell in causal)
-    assert all((len(cell.generations), len(cell.scores)) == (5, 2 * 5) for cell in causal)
+    assert len(causal) == 9 and all(len(cell.outputs_of("evaluate")) == 2 * 5 for cell in causal)
+    assert all((len(cell.outputs_of("generate")), len(cell.outputs_of("mauve"))) == (5, 2 * 5) for cell in causal)
     drawn, scored = experiment.generate, experiment.mauve
     assert (drawn.splits, drawn.limit, drawn.prompt, drawn.top_p, drawn.temperature) == (
         ("validation",), None, 20, 0.95, 0.8,
@@ -295,7 +296,7 @@ def test_the_experiment_on_fineweb_is_the_papers_table():
     drawn, scored = experiment.generate, experiment.mauve
     assert (experiment.evaluate.limit, drawn.limit, scored.count, scored.rule) == (1000, 1000, 1000, "documents")
     assert scored.skip == 1000 * 1024 and scored.asked_only  # of other documents than the prompts
-    assert [len(cell.evaluations) for cell in experiment.cells] == [1] * 6 + [2] * 3 + [1] * 3  # both orders
+    assert [len(cell.outputs_of("evaluate")) for cell in experiment.cells] == [1] * 6 + [2] * 3 + [1] * 3  # both orders
 
 
 def test_the_experiment_on_finetuning_is_the_papers_curve():
@@ -308,7 +309,7 @@ def test_the_experiment_on_finetuning_is_the_papers_curve():
         assert all(f"LoRA r={cell.recipe.lora['rank']}" == row["adapter"] for cell in experiment.cells)
     for cell in tuned:
         assert set(differences(cell.recipe.as_dict(), twin.recipe.as_dict())) <= {"method", "conditioning", "output"}
-    assert [path.name for path in twin.evaluations] == [
+    assert [path.name for path in twin.outputs_of("evaluate")] == [
         f"{split}-r_max{r_max:g}.json" for split in ("validation", "test") for r_max in r_maxes
     ]
 

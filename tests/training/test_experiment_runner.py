@@ -21,6 +21,7 @@ from models import tiny_model
 from runs import SMALL, Command, enter, forked, read_rows, until, write_corpus
 from test_experiment import ROOT, made, run_cli
 
+from acgpt.cli.experiment import window
 from acgpt.data.corpus import Corpus
 from acgpt.evaluation.per_text import ENDING
 from acgpt.experiments import experiment
@@ -127,14 +128,17 @@ def test_a_cell_that_fails_is_reported_and_the_others_run(tmp_path, told):
     states = Runner(found.cells, show=lambda cell, state: shown.append((cell.name, state.state))).run()
     assert [state.state for state in states.values()] == ["done", "failed", "done"]
     assert states["seed1"].error == "acgpt train ended with code 2: error: training has diverged"
-    assert (states["seed0"].step, states["seed0"].evaluated, states["seed0"].left) == (10, 2, 0)
+    assert (states["seed0"].step, states["seed0"].counts["evaluated"], states["seed0"].left) == (10, 2, 0)
     assert ("seed0", "training") in shown and shown[-1] == ("seed2", "done")
     output = found.cells[1].log.read_text()
     assert output.startswith(f"$ {found.cells[1].commands[0]}\n") and "diverged" in output
     (told / "seed1.fails").unlink()
+    (told / "train-killed").touch()
+    error = Runner(found.cells).run()["seed1"].error  # of this command, not of the one before
+    assert error == f"acgpt train ended with code -9: $ {found.cells[1].commands[0]}"
     assert {state.state for state in Runner(found.cells).run().values()} == {"done"}
     for cell in found.cells:  # those that were done were not trained again
-        assert cell.log.read_text().count("$ acgpt train") == (2 if cell.name == "seed1" else 1)
+        assert cell.log.read_text().count("$ acgpt train") == (3 if cell.name == "seed1" else 1)
 
 
 def test_what_a_cell_lacks_is_made_up_and_nothing_is_done_twice(tmp_path, told):
@@ -142,7 +146,8 @@ def test_what_a_cell_lacks_is_made_up_and_nothing_is_done_twice(tmp_path, told):
     shown = []
     (cell,) = made(tmp_path / "out", grid={"seed": [0]}, **keys).cells
     state = Runner([cell], show=lambda cell, state: shown.append(state.state)).run()["seed0"]
-    assert (state.state, state.evaluated, state.generated, state.generations) == ("done", 1, 2, 2)
+    counts = {"evaluated": 1, "evaluations": 1, "generated": 2, "generations": 2, "scored": 0, "scores": 0}
+    assert (state.state, state.counts) == ("done", counts)
     assert list(dict.fromkeys(shown)) == ["training", "evaluating", "generating", "done"]
     keys["mauve"] = {"asked_only": True}  # wanted later
     (cell,) = made(tmp_path / "out", grid={"seed": [0]}, **keys).cells
@@ -155,11 +160,12 @@ def test_what_a_cell_lacks_is_made_up_and_nothing_is_done_twice(tmp_path, told):
         ("a folder of generations", (1, 2), [draw[0], one, two]),
     ):
         if lacking == "a score":
-            list(cell.scores)[2].unlink()
+            list(cell.outputs_of("mauve"))[2].unlink()
         elif lacking == "a folder of generations":
-            shutil.rmtree(next(iter(cell.generations)).parent)
+            shutil.rmtree(next(iter(cell.outputs_of("generate"))).parent)
         state = state_of(cell)
-        assert (state.state, (state.generated, state.scored), state.scores) == ("stopped", counts, 4)
+        assert state.state == "stopped" and state.counts["scores"] == 4
+        assert (state.counts["generated"], state.counts["scored"]) == counts
         assert Runner([cell]).run()["seed0"].state == "done"
         done += again
         assert [line.removeprefix("$ ") for line in cell.log.read_text().splitlines()] == done
@@ -210,7 +216,7 @@ def test_a_training_that_is_stopped_from_outside_stops_the_experiment(tmp_path, 
     with meanwhile(stop):
         states = runner.run()
     assert [state.state for state in states.values()] == ["stopped", "waiting", "waiting"]
-    assert states["seed0"].error is None and states["seed0"].evaluated == 0
+    assert states["seed0"].error is None and states["seed0"].counts["evaluated"] == 0
     assert cells[0].log.read_text().count("$") == 1 and not cells[1].log.exists()
 
 
@@ -242,7 +248,7 @@ def test_when_time_is_up_an_evaluation_is_broken_off_and_can_be_had_later(tmp_pa
     with meanwhile(ask):
         states = runner.run()
     assert [state.state for state in states.values()] == ["stopped", "waiting", "waiting"]
-    assert not any(path.exists() for path in found.cells[0].evaluations)
+    assert not any(path.exists() for path in found.cells[0].outputs_of("evaluate"))
     (told / "evaluate.waits").unlink()
     assert {state.state for state in Runner(found.cells).run().values()} == {"done"}
 
@@ -265,18 +271,15 @@ def test_two_runners_do_not_work_on_one_cell(tmp_path, told):
 
 
 def test_an_experiment_is_run_by_one_function_with_the_options_of_the_command(tmp_path, told, monkeypatch):
-    monkeypatch.setattr(experiment_runner, "check_corpora", lambda cells: None)
-    found, shown = three(tmp_path), []
+    monkeypatch.setattr(experiment_runner, "check_inputs", lambda experiment, cells: None)
+    found, other, shown = three(tmp_path), tmp_path / "other", []
 
-    @contextlib.contextmanager
-    def watch(cells):
-        shown.append([cell.name for cell in cells])
-        yield lambda cell, state: shown.append(state.state)
+    def show(cell, state):
+        shown.append((cell.name, state.state))
 
-    other = tmp_path / "other"
-    states = run_experiment(found, output=other, only=["seed1", "3"], no_scoring=True, minutes=60, watch=watch)
+    states = run_experiment(found, output=other, only=["seed1", "3"], no_scoring=True, minutes=60, show=show)
     assert {name: state.state for name, state in states.items()} == {"seed1": "done", "seed2": "done"}
-    assert shown[0] == ["seed1", "seed2"] and shown[-1] == "done"
+    assert {name for name, _ in shown} == {"seed1", "seed2"} and shown[-1] == ("seed2", "done")
     assert (other / "seed1").is_dir() and not Path(found.output).exists()
     assert [" --minutes " in log.read_text() for log in other.rglob("seed*.txt")] == [True, True]
 
@@ -361,7 +364,7 @@ def test_what_is_done_needs_no_process(tmp_path, told, monkeypatch):
 
 
 def test_the_commands_that_are_printed_run_one_cell_each(tmp_path, told, monkeypatch):
-    monkeypatch.setattr(experiment_runner, "check_corpora", lambda cells: None)
+    monkeypatch.setattr(experiment_runner, "check_inputs", lambda experiment, cells: None)
     file = file_of(tmp_path, three(tmp_path))
     lines = run_cli(file, "lr=0.001", "--print-commands", "--nproc-per-node", "1").stdout.splitlines()
     assert [shlex.split(line) for line in lines] == [
@@ -379,14 +382,10 @@ def test_the_commands_that_are_printed_run_one_cell_each(tmp_path, told, monkeyp
 
 
 def test_on_a_terminal_there_is_a_table_of_cells_around_the_one_that_runs(tmp_path):
-    from acgpt.cli.experiment import Display
-
-    found = made(tmp_path / "out", grid={"seed": list(range(100))})
-    display = Display(found.cells, quiet=False)
-    display.console.height = 13
-    assert [cell.number for cell, _ in display.window(found.cells[0])] == list(range(1, 11))
-    assert [cell.number for cell, _ in display.window(found.cells[50])] == list(range(46, 56))
-    assert [cell.number for cell, _ in display.window(found.cells[99])] == list(range(91, 101))
+    cells = made(tmp_path / "out", grid={"seed": list(range(100))}).cells
+    for running, first in ((0, 1), (50, 46), (99, 91)):
+        assert [cell.number for cell in window(cells, cells[running], 10)] == list(range(first, first + 10))
+    assert window(cells[:2], cells[1], 10) == cells[:2]
 
 
 # ---- as it is -------------------------------------------------------------------------------------------------------

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +18,6 @@ from acgpt.cli.ui import PAUSE, ObjectOption, QuietOption, emit, option, with_op
 from acgpt.experiments.options import ExperimentOptions
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from acgpt.experiments.experiment import Cell
@@ -28,18 +28,7 @@ HELP = {
     "list": "List the cells and their states; without FILE, the built-in experiments.",
     "print": "Print a command for each unfinished cell, for a scheduler; run nothing.",
 }
-COLOURS = {
-    "done": "green",
-    "failed": "red",
-    "training": "bold",
-    "evaluating": "bold",
-    "generating": "bold",
-    "scoring": "bold",
-    "stopped": "yellow",
-}
-# Fields of `State`: counts of finished and of all items, by heading of the table; and the state that counts each.
-PARTS = {"evaluated": "evaluations", "generated": "generations", "scored": "scores"}
-ASKING = {"evaluating": "evaluated", "generating": "generated", "scoring": "scored"}
+COLOURS = {"done": "green", "failed": "red", "stopped": "yellow", "waiting": "dim", "elsewhere": "dim"}
 
 
 @with_options(ExperimentOptions)
@@ -79,7 +68,7 @@ def experiment(
              evaluations, generated, generations, scored, scores (numbers),
              error, commands
     """
-    from acgpt.experiments.experiment import BUILT_IN, opened
+    from acgpt.experiments.experiment import BUILT_IN, arguments, load_experiment
     from acgpt.training.recipe import built_in
 
     if file is None:
@@ -87,26 +76,26 @@ def experiment(
             raise typer.BadParameter("choose a FILE: a YAML file, or a name from --list.")
         print_recipes(built_in(BUILT_IN), as_json)
         return
-    loaded = opened(file, changes or (), options)
-    cells = loaded.chosen(options.only)
+    loaded = load_experiment(file, changes or (), options.output)
+    cells = loaded.chosen(options.only, scoring=not options.no_scoring)
     from acgpt.experiments.runner import is_locked, run_experiment, state_of
 
-    if print_commands:
-        words = ["acgpt", "experiment", file, *(changes or ())]
-        words += ["-o", str(options.output)] if options.output else []
-        words += ["--nproc-per-node", str(options.processes)] if options.processes > 1 else []
-        words += ["--no-scoring"] if options.no_scoring else []
-        for cell in cells:
-            if state_of(cell).state != "done":
-                print(shlex.join([*words, "--only", cell.name]))
-        return
-    if list_cells:
+    if print_commands or list_cells:
         states = {cell.name: state_of(cell) for cell in cells}
-        held = {cell.name for cell in cells if states[cell.name].state != "done" and is_locked(cell)}
-        show_all(loaded.output, cells, states, held, as_json)
+        left = [cell for cell in cells if states[cell.name].state != "done"]
+        if print_commands:
+            words = {"output": options.output, "no_scoring": options.no_scoring, "minutes": options.minutes}
+            words |= {"nproc_per_node": options.processes if options.processes > 1 else None}
+            for cell in left:
+                command = ["acgpt", "experiment", file, *(changes or ()), *arguments(words | {"only": cell.name})]
+                print(shlex.join(command))
+            return
+        states |= {cell.name: replace(states[cell.name], state="elsewhere") for cell in left if is_locked(cell)}
+        show_all(loaded.output, cells, states, as_json)
         return
-    states = run_experiment(loaded, watch=lambda cells: Display(cells, quiet), **vars(options))
-    show_all(loaded.output, cells, states, set(), as_json)
+    with progress(cells, quiet) as show:
+        states = run_experiment(loaded, show=show, **vars(options))
+    show_all(loaded.output, cells, states, as_json)
     counts = [state.state for state in states.values()]
     if "failed" in counts:
         raise typer.Exit(1)
@@ -115,47 +104,48 @@ def experiment(
         raise typer.Exit(3)
 
 
-def show_all(output: str, cells: Sequence[Cell], states: Mapping[str, State], held: set[str], as_json: bool) -> None:
-    """Print all cells, as a table or as JSON. Cells in `held` are run by another process."""
+def show_all(output: str, cells: Sequence[Cell], states: Mapping[str, State], as_json: bool) -> None:
+    """Print all cells, as a table or as JSON."""
     from acgpt.display.show import Page, printable
-    from acgpt.experiments.runner import as_dict
 
-    states = {name: replace(state, state="elsewhere") if name in held else state for name, state in states.items()}
     counts = [state.state for state in states.values()]
     done, failed = counts.count("done"), counts.count("failed")
     if as_json:
-        entries = [{**as_dict(cell, states[cell.name]), "commands": cell.commands} for cell in cells]
+        entries = []
+        for cell in cells:
+            entry = {"number": cell.number, "cell": cell.name, "folder": str(cell.folder)}
+            state = asdict(states[cell.name])
+            entries.append({**entry, **state.pop("counts"), **state, "commands": cell.commands})
         totals = {"done": done, "failed": failed, "left": len(cells) - done - failed}
         emit({"output": output, **totals, "cells": entries})
         return
     page = Page()
-    page.table(table_of([(cell, states[cell.name]) for cell in cells]))
+    page.table(table_of(cells, states))
     for cell in cells:
         if error := states[cell.name].error:
             page.note(printable(f"\n{cell.name}: {error}\n  {cell.log}"), "red")
     page.note(printable(f"\n{output}: {done} of {len(cells)} cells done" + (f", {failed} failed" if failed else "")))
 
 
-def table_of(rows: Sequence[tuple[Cell, State]]) -> Table:
+def table_of(cells: Sequence[Cell], states: Mapping[str, State]) -> Table:
     """Return a table with one row per cell."""
     from rich.text import Text
 
     from acgpt.display.table import terminal_table
+    from acgpt.experiments.runner import COUNTS
 
-    parts = {part: of for part, of in PARTS.items() if part == "evaluated" or any(getattr(s, of) for _, s in rows)}
-    headings = ("", "cell", "state", "step", "loss", *parts, "trained", "left")
+    rows = [(cell, states[cell.name]) for cell in cells]
+    counts = [(done, of) for done, of in COUNTS.values() if any(state.counts[of] for _, state in rows)]
+    headings = ("", "cell", "state", "step", "loss", *(done for done, _ in counts), "trained", "left")
     table = terminal_table(headings, [heading not in ("cell", "state") for heading in headings])
     for cell, state in rows:
         table.add_row(
             str(cell.number),
             Text(cell.name),
-            Text(state.state, COLOURS.get(state.state, "dim")),
+            Text(state.state, COLOURS.get(state.state, "bold")),
             "" if state.steps is None else f"{state.step:,}/{state.steps:,}",
             "" if state.loss is None else f"{state.loss:.3f}",
-            *(
-                f"{getattr(state, part)}/{getattr(state, of)}" if getattr(state, of) else ""
-                for part, of in parts.items()
-            ),
+            *(f"{state.counts[done]}/{state.counts[of]}" if state.counts[of] else "" for done, of in counts),
             clock(state.seconds),
             clock(state.left) if state.state != "done" else "",
         )
@@ -167,63 +157,54 @@ def clock(seconds: float | None) -> str:
     return "" if seconds is None else str(timedelta(seconds=round(seconds)))
 
 
-class Display:
-    """Progress of the cells, on stderr: a live table on a terminal, else a line now and then.
+@contextmanager
+def progress(cells: Sequence[Cell], quiet: bool) -> Iterator[Callable[[Cell, State], None]]:
+    """Yield a function that shows the state of a cell on stderr: in a live table on a terminal, else as a line."""
+    from rich.console import Console
 
-    Args:
-        cells: The cells to run.
-        quiet: Show nothing.
-    """
+    from acgpt.experiments.runner import show_nothing, state_of
 
-    def __init__(self, cells: Sequence[Cell], quiet: bool) -> None:
-        from rich.console import Console
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield show_nothing if quiet else Lines().show
+        return
+    from rich.live import Live
 
-        from acgpt.experiments.runner import state_of
+    states = {cell.name: state_of(cell) for cell in cells}
+    with Live(console=console, auto_refresh=False, transient=True) as live:
 
-        self.cells, self.quiet = cells, quiet
-        self.states = {cell.name: state_of(cell) for cell in cells}
-        self.console: Console = Console(stderr=True)
-        self.live: Any = None
-        self.last_line, self.last_time = "", 0.0
+        def show(cell: Cell, state: State) -> None:
+            states[cell.name] = state
+            live.update(table_of(window(cells, cell, console.height - 3), states), refresh=True)
 
-    def __enter__(self) -> Callable[[Cell, State], None]:
-        if self.console.is_terminal and not self.quiet:
-            from rich.live import Live
+        yield show
 
-            self.live = Live(console=self.console, auto_refresh=False, transient=True)
-            self.live.start()
-        return self.show
 
-    def __exit__(self, *_: object) -> None:
-        if self.live is not None:
-            self.live.stop()
+def window(cells: Sequence[Cell], cell: Cell, size: int) -> Sequence[Cell]:
+    """Return the cells around this one that fit on the terminal, at least three."""
+    size = max(3, size)
+    index = [near.number for near in cells].index(cell.number)
+    start = max(0, min(index - size // 2, len(cells) - size))
+    return cells[start : start + size]
+
+
+class Lines:
+    """Progress as a line whenever a state changes, and every `PAUSE` seconds."""
+
+    def __init__(self) -> None:
+        self.last, self.time = "", 0.0
 
     def show(self, cell: Cell, state: State) -> None:
-        """Show the state of a cell."""
-        self.states[cell.name] = state
-        if self.live is not None:
-            self.live.update(table_of(self.window(cell)), refresh=True)
-        elif not self.quiet:
-            self.print_line(cell, state)
+        """Print the state of a cell, unless it was printed a moment ago."""
+        from acgpt.experiments.runner import COUNTS, WORK
 
-    def window(self, cell: Cell) -> list[tuple[Cell, State]]:
-        """Return the cells around this one that fit on the terminal."""
-        size = max(3, self.console.height - 3)
-        start = max(0, min(self.cells.index(cell) - size // 2, len(self.cells) - size))
-        return [(near, self.states[near.name]) for near in self.cells[start : start + size]]
-
-    def print_line(self, cell: Cell, state: State) -> None:
-        """Print a line if the state has changed, or if the last line is older than `PAUSE` seconds."""
-        now, news = time.monotonic(), f"{cell.name} {state.state} {state.evaluated} {state.generated} {state.scored}"
-        part = ASKING.get(state.state)
-        done, of = (getattr(state, part), getattr(state, PARTS[part])) if part else (0, 1)
-        ends = done == of  # another state follows
-        if ends or (news == self.last_line and now - self.last_time < PAUSE):
+        news = f"[{cell.number}] {cell.name}: {state.error or state.state}"
+        if news == self.last and time.monotonic() - self.time < PAUSE:
             return
-        self.last_line, self.last_time = news, now
-        parts = [state.error or state.state]
+        self.last, self.time = news, time.monotonic()
         if state.state == "training" and state.step:
-            parts.append(f"step {state.step}/{state.steps}, loss {state.loss:.3f}, {clock(state.left)} left")
-        if part:
-            parts.append(f"{done}/{of}")
-        print(f"[{cell.number}] {cell.name}: {', '.join(parts)}", file=sys.stderr, flush=True)
+            news += f", step {state.step}/{state.steps}, loss {state.loss:.3f}, {clock(state.left)} left"
+        for command, (done, of) in COUNTS.items():
+            if state.state == WORK[command]:
+                news += f", {state.counts[done]}/{state.counts[of]}"
+        print(news, file=sys.stderr, flush=True)

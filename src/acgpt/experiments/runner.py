@@ -19,21 +19,20 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from acgpt.common.files import disk_errors, locked
 from acgpt.common.options import keywords
+from acgpt.common.signals import handling
 from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.features import Featurizer
 from acgpt.evaluation.mauve import PAPER, package
-from acgpt.experiments.experiment import Cell, Experiment, opened
+from acgpt.experiments.experiment import Cell, Experiment, load_experiment
 from acgpt.experiments.options import ExperimentOptions
 from acgpt.training.log import read_log
 from acgpt.training.run_folder import CONFIG, LOG, RESULTS, check_same
@@ -44,9 +43,14 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 # Seconds that torchrun (from torch 2.12 on) gives its processes to save a checkpoint after a signal; its default is 30.
 TORCHRUN_ENVIRONMENT = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
 STOPPED = 3  # exit code of a training run that was stopped on request
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # each stops the runner so that it can be resumed
-# State of a cell while a command runs, by the name of the command.
+# By command: the state of a cell while it runs.
 WORK = {"train": "training", "evaluate": "evaluating", "generate": "generating", "mauve": "scoring"}
+# By command: the names of the numbers of its results, the finished ones and all.
+COUNTS = {
+    "evaluate": ("evaluated", "evaluations"),
+    "generate": ("generated", "generations"),
+    "mauve": ("scored", "scores"),
+}
 
 
 @dataclass(frozen=True)
@@ -55,78 +59,56 @@ class State:
 
     Args:
         state: "waiting", one of `WORK`, "done", "failed", "stopped" or "elsewhere".
+        counts: Numbers of evaluations, folders of generations and scorings: the finished ones and all, see `COUNTS`.
         step: Last step in the log.
         steps: Number of steps of the run; `None` if it has not started.
         loss: Last loss in the log.
         seconds: Seconds of training so far.
         left: Remaining seconds of training, at the speed so far.
-        evaluated: Number of finished evaluations.
-        evaluations: Number of evaluations.
-        generated: Number of finished folders of generations.
-        generations: Number of folders of generations.
-        scored: Number of finished scorings.
-        scores: Number of scorings: one or more for each folder of generations.
         error: Why the cell failed.
     """
 
     state: str
+    counts: Mapping[str, int]
     step: int = 0
     steps: int | None = None
     loss: float | None = None
     seconds: float | None = None
     left: float | None = None
-    evaluated: int = 0
-    evaluations: int = 0
-    generated: int = 0
-    generations: int = 0
-    scored: int = 0
-    scores: int = 0
     error: str | None = None
 
 
 Show = Callable[[Cell, State], object]  # called with a cell and its state
 
 
+def show_nothing(cell: Cell, state: State) -> None:
+    """Show no progress."""
+
+
 def state_of(cell: Cell) -> State:
     """Read the state of a cell from its folder: waiting, done, stopped, or failed if the folder holds another run."""
-    outputs = (cell.evaluations, cell.generations, cell.scores)
-    existing, total = [sum(path.exists() for path in paths) for paths in outputs], [len(paths) for paths in outputs]
-    state = State(
-        "waiting",
-        evaluated=existing[0], generated=existing[1], scored=existing[2],
-        evaluations=total[0], generations=total[1], scores=total[2],
-    )  # fmt: skip
+    counts = dict[str, int]()
+    for command, (finished, number) in COUNTS.items():
+        paths = cell.outputs_of(command)
+        counts |= {finished: sum(path.exists() for path in paths), number: len(paths)}
     if not (cell.folder / CONFIG).exists():
-        return state
+        return State("waiting", counts)
     try:
         check_same(cell.folder, cell.recipe)
-        config = json.loads((cell.folder / CONFIG).read_text(encoding="utf-8"))
-        steps, rows = int(config["steps"]), read_log(cell.folder / LOG)
+        steps = int(json.loads((cell.folder / CONFIG).read_text(encoding="utf-8"))["steps"])
+        last = next(reversed(read_log(cell.folder / LOG)), {})
     except (InputError, OSError, ValueError, KeyError) as error:
-        return replace(state, state="failed", error=str(error))
-    last = rows[-1] if rows else {}
-    trained = (cell.folder / RESULTS).exists()
+        return State("failed", counts, error=str(error))
+    state = "done" if all(path.exists() for path in cell.outputs) else "stopped"
     step, seconds = int(last.get("step", 0)), float(last.get("seconds", 0))
-    return replace(
-        state,
-        state="done" if trained and existing == total else "stopped",
-        step=step,
-        steps=steps,
-        loss=last.get("loss"),
-        seconds=seconds,
-        left=0.0 if trained else seconds / step * (steps - step) if step else None,
-    )
+    left = seconds / step * (steps - step) if step else None
+    left = 0.0 if (cell.folder / RESULTS).exists() else left
+    return State(state, counts, step, steps, last.get("loss"), seconds, left)
 
 
 @keywords(ExperimentOptions)
 def run_experiment(
-    experiment: Experiment | str | Path,
-    changes: Sequence[str] = (),
-    *,
-    watch: Callable[[Sequence[Cell]], AbstractContextManager[Show]] = lambda cells: nullcontext(
-        lambda cell, state: None
-    ),
-    **keywords: Any,
+    experiment: Experiment | str | Path, changes: Sequence[str] = (), *, show: Show = show_nothing, **keywords: Any
 ) -> dict[str, State]:
     """Train and evaluate all cells of an experiment that are not done, and generate and score their samples.
 
@@ -137,8 +119,7 @@ def run_experiment(
         experiment: A YAML file, the name of an experiment that comes with acgpt, or an `Experiment`.
         changes: Recipe keys overridden in every cell, each as `key=value`.
         **keywords: See `ExperimentOptions`.
-        watch: Takes the selected cells and returns a context manager of the function that is called with a cell and its
-            state whenever the state may have changed.
+        show: Called with a cell and its state whenever the state may have changed, about once a second.
 
     Returns:
         The final state of each cell, by its name.
@@ -147,42 +128,31 @@ def run_experiment(
         InputError: The experiment, an option or a corpus is wrong. Errors within a cell are in its state.
     """
     options = ExperimentOptions.of(run_experiment, keywords)
-    loaded = opened(experiment, changes, options)
-    cells = loaded.chosen(options.only)
-    check_corpora(cells)
-    check_scoring(loaded, cells)
-    with watch(cells) as show:
-        return Runner(cells, processes=options.processes, minutes=options.minutes, show=show).run()
+    loaded = load_experiment(experiment, changes, options.output)
+    cells = loaded.chosen(options.only, scoring=not options.no_scoring)
+    check_inputs(loaded, cells)
+    return Runner(cells, processes=options.processes, minutes=options.minutes, show=show).run()
 
 
-def check_corpora(cells: Sequence[Cell]) -> None:
-    """Check, before hours of training, that the corpora exist and have the splits that are evaluated.
+def check_inputs(experiment: Experiment, cells: Sequence[Cell]) -> None:
+    """Check, before hours of training, that the corpora, their splits and what scores the generations are there.
 
     Raises:
-        InputError: A corpus or a split is missing.
+        InputError: A corpus, a split or the feature model is missing, or mauve-text is not installed.
     """
+    mauve = experiment.mauve
+    if all(path.exists() for cell in cells for path in cell.outputs_of("mauve")):
+        mauve = None
+    asking = (experiment.evaluate, experiment.generate)
+    splits = [split for section in asking if section is not None for split in section.splits]
+    splits += [mauve.split] if mauve is not None and mauve.split is not None else []
     for path in dict.fromkeys(cell.recipe.corpus for cell in cells):
         if not path:
             raise InputError("the recipe names no corpus: add corpus=FOLDER.")
         corpus = Corpus.open(path)
-        for cell in cells:
-            commands = {**cell.evaluations, **cell.generations} if cell.recipe.corpus == path else {}
-            for arguments in commands.values():
-                corpus.tokens(arguments[arguments.index("--split") + 1])
-
-
-def check_scoring(experiment: Experiment, cells: Sequence[Cell]) -> None:
-    """Check, before hours of training, that what scores the generations is there.
-
-    Raises:
-        InputError: mauve-text is not installed, or the feature model or the split is missing.
-    """
-    mauve = experiment.mauve
-    if mauve is None or all(path.exists() for cell in cells for path in cell.scores):
-        return
-    for path in dict.fromkeys(cell.recipe.corpus for cell in cells if mauve.split is not None):
-        Corpus.open(path).tokens(str(mauve.split))
-    if mauve.no_mauve:
+        for split in splits:
+            corpus.tokens(split)
+    if mauve is None or mauve.no_mauve:
         return
     package(f"mauve: {{no_mauve: true}} computes the other metrics; {SCORE_LATER}.")
     try:
@@ -220,16 +190,11 @@ class Runner:
         cells: Cells to run, in this order.
         processes: Number of processes that train a cell together, started by torchrun; 1 trains without torchrun.
         minutes: Time limit, after which it stops as on a signal.
-        show: Called with a cell and its state whenever the state may have changed, about once a second.
+        show: As in `run_experiment`.
     """
 
     def __init__(
-        self,
-        cells: Sequence[Cell],
-        *,
-        processes: int = 1,
-        minutes: float | None = None,
-        show: Show = lambda cell, state: None,
+        self, cells: Sequence[Cell], *, processes: int = 1, minutes: float | None = None, show: Show = show_nothing
     ) -> None:
         self.cells, self.processes, self.show = cells, processes, show
         self.end = math.inf if minutes is None else time.monotonic() + 60 * minutes
@@ -247,7 +212,7 @@ class Runner:
         with a checkpoint and skip the rest; a second Ctrl-C does not wait for the checkpoint.
         """
         states = {}
-        with self.forwarding_signals():
+        with handling(self.forward, "SIGINT", "SIGTERM", "SIGHUP"):
             for cell in self.cells:
                 states[cell.name] = state = self.run_cell(cell)
                 self.show(cell, state)
@@ -255,50 +220,46 @@ class Runner:
 
     def run_cell(self, cell: Cell) -> State:
         """Run one cell, unless it is done or failed, the runner should stop, or another runner has it."""
-        before = state_of(cell)
+        before, error = state_of(cell), None
         if before.state in ("done", "failed") or self.should_stop():
             return before
         with held(cell) as lock:
             if lock is None:
                 return replace(before, state="elsewhere")
-            for path, arguments in {cell.folder / RESULTS: cell.train, **cell.after_training}.items():
-                if path.exists():
-                    continue
-                if self.should_stop():
-                    return stopped(cell)
-                if error := self.execute(cell, arguments, lock):
-                    return (
-                        replace(state_of(cell), state="failed", error=error)
-                        if not self.should_stop()
-                        else stopped(cell)
-                    )
-            return state_of(cell)
+            for path, words in cell.outputs.items():
+                if error is None and not path.exists() and not self.should_stop():
+                    error = self.execute(cell, words, lock)
+            state = state_of(cell)
+            if self.should_stop():
+                return state if state.state == "done" else replace(state, state="stopped")
+            return replace(state, state="failed", error=error) if error else state
 
-    def execute(self, cell: Cell, arguments: Sequence[str], lock: int) -> str | None:
+    def execute(self, cell: Cell, words: Sequence[str], lock: int) -> str | None:
         """Run one command of a cell.
 
         Args:
             cell: The cell.
-            arguments: Arguments of `acgpt`.
+            words: Arguments of `acgpt`.
             lock: File descriptor of the cell's lock, for the command to inherit.
 
         Returns:
             Why the command failed; `None` if it succeeded.
         """
-        trains = arguments[0] == "train"
+        trains = words[0] == "train"
         distributed = trains and self.processes > 1
         program = (*TORCHRUN, str(self.processes), "-m", "acgpt") if distributed else PROGRAM
         if trains and self.end < math.inf:
-            arguments = (*arguments, "--minutes", f"{max(0.01, (self.end - time.monotonic()) / 60):.2f}")
+            words = (*words, "--minutes", f"{max(0.01, (self.end - time.monotonic()) / 60):.2f}")
         cell.log.parent.mkdir(parents=True, exist_ok=True)
         with cell.log.open("ab") as log:
-            log.write(f"$ {shlex.join([*(program if distributed else ('acgpt',)), *arguments])}\n".encode())
+            begin = log.tell()
+            log.write(f"$ {shlex.join([*(program if distributed else ('acgpt',)), *words])}\n".encode())
             log.flush()
-            self.child = start([*program, *arguments], log, lock)
+            self.child = start([*program, *words], log, lock)
             if self.stop_requests:  # a signal may have arrived while the command started
                 self.child.terminate()
             while self.child.poll() is None:
-                self.show(cell, replace(state_of(cell), state=WORK[arguments[0]], error=None))
+                self.show(cell, replace(state_of(cell), state=WORK[words[0]], error=None))
                 if not trains and self.should_stop():  # training stops by itself, with a checkpoint
                     self.child.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -308,31 +269,21 @@ class Runner:
             return None
         if code == STOPPED and trains:
             self.end = min(self.end, time.monotonic())  # another process has stopped it: stop the runner as well
-        return f"acgpt {arguments[0]} ended with code {code}: {last_line(cell.log)}"
+        printed = cell.log.read_bytes()[begin:].decode(errors="replace")
+        lines = [line.strip() for line in printed.splitlines() if line.strip()]
+        last = next((line for line in reversed(lines) if line.startswith("error:")), lines[-1])
+        return f"acgpt {words[0]} ended with code {code}: {last[:500]}"
 
-    @contextlib.contextmanager
-    def forwarding_signals(self) -> Iterator[None]:
-        """Count the signals in `SIGNALS` and forward them to the running command."""
-
-        def handle(number: int, frame: Any) -> None:
-            self.stop_requests += 1
-            if (child := self.child) is None or child.poll() is not None:
-                return
-            with contextlib.suppress(ProcessLookupError):
-                if self.stop_requests > 1 and number == signal.SIGINT and os.name == "posix":
-                    os.killpg(child.pid, signal.SIGKILL)  # do not wait for the checkpoint
-                else:
-                    child.terminate()
-
-        main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
-        numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
-        handled = [number for number in numbers if main and signal.getsignal(number) != signal.SIG_IGN]
-        previous = {number: signal.signal(number, handle) for number in handled}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def forward(self, number: int, frame: Any) -> None:
+        """Count a signal and forward it to the running command."""
+        self.stop_requests += 1
+        if (child := self.child) is None or child.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if self.stop_requests > 1 and number == signal.SIGINT and os.name == "posix":
+                os.killpg(child.pid, signal.SIGKILL)  # do not wait for the checkpoint
+            else:
+                child.terminate()
 
 
 def start(words: Sequence[str], output: BinaryIO, lock: int) -> subprocess.Popen[bytes]:
@@ -341,21 +292,3 @@ def start(words: Sequence[str], output: BinaryIO, lock: int) -> subprocess.Popen
         words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=TORCHRUN_ENVIRONMENT | os.environ,
         start_new_session=True, pass_fds=(lock,) if os.name == "posix" else (),
     )  # fmt: skip
-
-
-def stopped(cell: Cell) -> State:
-    """Return the state of a cell that was stopped on request."""
-    state = state_of(cell)
-    return state if state.state == "done" else replace(state, state="stopped")
-
-
-def last_line(log: Path) -> str:
-    """Return the last error in a log, or its last line if there is no error."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    lines = [line for line in lines if line]
-    return next((line for line in reversed(lines) if line.startswith("error:")), lines[-1])[:500]
-
-
-def as_dict(cell: Cell, state: State) -> dict[str, Any]:
-    """Return a cell and its state for JSON."""
-    return {"number": cell.number, "cell": cell.name, "folder": str(cell.folder), **asdict(state)}
