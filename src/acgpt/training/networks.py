@@ -1,7 +1,7 @@
 """The network of a run: new, or pretrained and tuned, in all its weights or through an adapter.
 
-    Fresh      new weights; the vocabulary is padded in training, and written without the padding
-    Tuned      all weights of a pretrained model
+    Tuned      all weights, new ones or those of a pretrained model; the vocabulary of a new network is padded in
+               training, and written without the padding
     Adapted    a LoRA adapter on a frozen model; only the adapter is trained and written
 
 The classes differ only in what is trained, what a checkpoint holds and what is written in the end.
@@ -68,9 +68,13 @@ class Tuned:
         metadata: Contents of its acgpt.json.
         dtype: Data type of the final weights. A checkpoint holds them as they are trained.
         base: Public name of the pretrained model; empty if there is none.
+        vocabulary: Number of tokens it predicts, if fewer than it has logits in training.
 
     Attributes:
         length_head: The head for lengths of gaps, if the metadata name one. It is trained and written with the network.
+        files: The weights of a checkpoint, one for each group of tied weights. By file: by the name in the file, the
+            name in a `Learner`, without "model.".
+        kept: The names in a `Learner`.
     """
 
     folder = "model"  # subfolder of the run for the final model
@@ -82,108 +86,70 @@ class Tuned:
         metadata: Metadata,
         dtype: torch.dtype,
         base: str = "",
+        vocabulary: int | None = None,
     ) -> None:
         self.model, self.tokenizer, self.metadata, self.dtype, self.base = model, tokenizer, metadata, dtype, base
+        self.vocabulary, self.files = vocabulary, self.network_file()
         self.length_head: LengthHead | None = None
         if metadata.lengths is not None:
             width = model.get_output_embeddings().weight.shape[1]
             self.length_head = LengthHead(width, metadata.lengths["distance"]).to(model.device)
-        self.kept = self.trained() | {f"{HEAD}{name}" for name in self.head_weights()}
+            self.files[HEAD_FILE] = {name: f"{HEAD}{name}" for name in self.length_head.state_dict()}
+        self.kept = {name for names in self.files.values() for name in names.values()}
 
-    def head_weights(self) -> dict[str, Tensor]:
-        """Return the weights of the head for lengths; none if there is no head."""
-        return {} if self.length_head is None else self.length_head.state_dict()
-
-    @property
-    def vocabulary(self) -> int | None:
-        """Number of tokens it predicts, if fewer than it has logits."""
-        return None
-
-    def trained(self) -> set[str]:
-        """Return the names of the weights in a checkpoint, one for each group of tied weights."""
+    def network_file(self) -> dict[str, dict[str, str]]:
+        """Return `files` without the head for lengths."""
         first: dict[int, str] = {}
         for name, weight in self.model.named_parameters(remove_duplicate=False):
             first.setdefault(id(weight), name)
-        return set(first.values()) | {name for name, _ in self.model.named_buffers()} & set(self.model.state_dict())
-
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Load the weights of a checkpoint."""
-        network, head = split_head(weights)
-        load(self.model, network)
-        if self.length_head is not None:
-            self.length_head.load_state_dict(head)
+        buffers = {name for name, _ in self.model.named_buffers()} & set(self.model.state_dict())
+        return {WEIGHTS: {name: name for name in [*first.values(), *sorted(buffers)]}}
 
     def write(self, weights: Mapping[str, Tensor], folder: Path) -> None:
-        """Write a checkpoint as a Hugging Face folder."""
-        network, head = split_head(weights)
-        safetensors.torch.save_file(network, folder / WEIGHTS, metadata={"format": "pt"})
-        self.write_head(head, folder)
-        self.model.config.architectures = [type(self.model).__name__]
-        self.model.config.save_pretrained(folder)
-        self.write_companions(folder)
-
-    def read(self, folder: Path) -> dict[str, Tensor]:
-        """Read the weights of a checkpoint."""
-        return {**safetensors.torch.load_file(folder / WEIGHTS), **self.read_head(folder)}
-
-    def write_head(self, weights: Mapping[str, Tensor], folder: Path) -> None:
-        """Write the head for lengths, in fp32, if there is one."""
-        if weights:
-            safetensors.torch.save_file(dict(weights), folder / HEAD_FILE, metadata={"format": "pt"})
-
-    def read_head(self, folder: Path) -> dict[str, Tensor]:
-        """Read the head for lengths from a checkpoint, with the names that its weights have in training."""
-        if self.length_head is None:
-            return {}
-        weights = safetensors.torch.load_file(folder / HEAD_FILE)
-        return {f"{HEAD}{name}": weight for name, weight in weights.items()}
-
-    def write_companions(self, folder: Path) -> None:
-        """Write the files that go with the weights."""
+        """Write a checkpoint as a Hugging Face folder, or an adapter as PEFT does."""
+        for file, names in self.files.items():
+            stored = {name: weights[own].contiguous() for name, own in names.items()}
+            safetensors.torch.save_file(stored, folder / file, metadata={"format": "pt"})
+        self.write_config(folder)
         self.tokenizer.save_pretrained(folder)
         self.metadata.write(folder)
         copy_config_permissions(folder)
 
+    def write_config(self, folder: Path) -> None:
+        """Write the config of the network."""
+        self.model.config.architectures = [type(self.model).__name__]
+        self.model.config.save_pretrained(folder)
+
+    def read(self, folder: Path) -> dict[str, Tensor]:
+        """Read the weights of a checkpoint."""
+        weights = {}
+        for file, names in self.files.items():
+            for name, weight in safetensors.torch.load_file(folder / file).items():
+                weights[names.get(name, name)] = weight
+        return weights
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Load the weights of a checkpoint."""
+        load(self.model, weights)
+        if self.length_head is not None:
+            load_head(self.length_head, weights)
+
     def export(self, weights: Mapping[str, Tensor], folder: Path) -> int:
-        """Write the final model and return its number of parameters.
+        """Write the final model without the padding of its vocabulary, and return its number of parameters.
 
         It is built again on the CPU: the network in training may be sharded over processes.
         """
-        network, head = split_head(weights)
-        model = type(self.model)(self.model.config)
+        model, head = type(self.model)(self.model.config), None
         model.generation_config = self.model.generation_config
-        load(model, network)
-        self.trim(model)
-        lm = LanguageModel(
-            model.to(self.dtype).eval(), self.tokenizer, metadata=self.metadata, length_head=self.exported_head(head)
-        )
+        load(model, weights)
+        if self.vocabulary is not None:
+            model.resize_token_embeddings(self.vocabulary, mean_resizing=False)
+        if self.length_head is not None:
+            head = LengthHead(self.length_head.weight.shape[1], self.length_head.distance)
+            load_head(head, weights)
+        lm = LanguageModel(model.to(self.dtype).eval(), self.tokenizer, metadata=self.metadata, length_head=head)
         lm.save_pretrained(folder)
         return sum(parameter.numel() for parameter in model.parameters())
-
-    def exported_head(self, weights: Mapping[str, Tensor]) -> LengthHead | None:
-        """Return the head for lengths on the CPU, with its final weights; `None` if there is none."""
-        if self.length_head is None:
-            return None
-        head = LengthHead(self.length_head.weight.shape[1], self.length_head.distance)
-        head.load_state_dict(weights)
-        return head
-
-    def trim(self, model: PreTrainedModel) -> None:
-        """Remove what only training needed."""
-
-
-class Fresh(Tuned):
-    """A network with new weights."""
-
-    @property
-    def vocabulary(self) -> int:
-        """Size of the tokenizer, and a MASK that the tokenizer lacks; the rest is padding."""
-        mask = self.metadata.mask_token_id
-        return len(self.tokenizer) if mask is None else max(len(self.tokenizer), mask + 1)
-
-    def trim(self, model: PreTrainedModel) -> None:
-        """Remove the padding."""
-        model.resize_token_embeddings(self.vocabulary, mean_resizing=False)
 
 
 class Adapted(Tuned):
@@ -192,25 +158,15 @@ class Adapted(Tuned):
     folder = "adapter"
     config: Any  # PEFT's config of the adapter; `pretrained` sets it
 
-    def trained(self) -> set[str]:
-        """The adapter's weights."""
-        return {name for name, weight in self.model.named_parameters() if weight.requires_grad}
+    def network_file(self) -> dict[str, dict[str, str]]:
+        """Return the weights of the adapter."""
+        trained = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
+        return {ADAPTER_WEIGHTS: {peft.file_name(name): name for name in trained}}
 
-    def write(self, weights: Mapping[str, Tensor], folder: Path) -> None:
-        """Write the adapter as PEFT does."""
-        network, head = split_head(weights)
-        named = {peft.file_name(name): weight.contiguous() for name, weight in network.items()}
-        self.write_head(head, folder)
-        safetensors.torch.save_file(named, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    def write_config(self, folder: Path) -> None:
+        """Write the config of the adapter."""
         self.config.target_modules = sorted(self.config.target_modules)  # a set: its order would change from run to run
         self.config.save_pretrained(folder)
-        self.write_companions(folder)
-
-    def read(self, folder: Path) -> dict[str, Tensor]:
-        """The weights of an adapter that `write` has written."""
-        weights = safetensors.torch.load_file(folder / ADAPTER_WEIGHTS)
-        names = {peft.file_name(name): name for name in self.kept}
-        return {names.get(name, name): weight for name, weight in weights.items()} | self.read_head(folder)
 
     def start_from(self, folder: Path) -> None:
         """Take the weights of another adapter, and of its head for lengths if both have one.
@@ -224,16 +180,14 @@ class Adapted(Tuned):
             rank, alpha = other["r"], other["lora_alpha"]
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise InputError(f"lora.start={folder} cannot be read as a LoRA adapter ({reason(error)}).") from error
-        own = {
-            peft.file_name(name): (name, weight) for name, weight in self.model.named_parameters() if name in self.kept
-        }
-        shapes = {name: weight.shape for name, (_, weight) in own.items()}
+        names, own = self.files[ADAPTER_WEIGHTS], dict(self.model.named_parameters())
+        shapes = {name: own[names[name]].shape for name in names}
         if alpha != self.config.lora_alpha or {name: weight.shape for name, weight in network.items()} != shapes:
             raise InputError(
                 f"lora.start={folder} has rank {rank} and alpha {alpha}: it must be an adapter of the same layers of "
                 f"this base model, with rank {self.config.r} and alpha {self.config.lora_alpha:g}."
             )
-        load(self.model, {own[name][0]: weight for name, weight in network.items()})
+        load(self.model, {names[name]: weight for name, weight in network.items()})
         metadata = Metadata.read(folder)
         if self.length_head is not None and metadata is not None and metadata.lengths is not None:
             width, distance = self.length_head.weight.shape[1], self.length_head.distance
@@ -244,22 +198,20 @@ class Adapted(Tuned):
     def export(self, weights: Mapping[str, Tensor], folder: Path) -> int:
         """Write the adapter and return its number of parameters."""
         folder.mkdir(parents=True)
-        network, head = split_head(weights)
-        rounded = {name: weight.to(self.dtype) for name, weight in network.items()}
-        self.write(rounded | {f"{HEAD}{name}": weight for name, weight in head.items()}, folder)
-        return sum(weight.numel() for weight in network.values())
-
-
-def split_head(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the weights of the network, and those of the head for lengths under the names it has for them."""
-    head = {name.removeprefix(HEAD): weight for name, weight in weights.items() if name.startswith(HEAD)}
-    return {name: weight for name, weight in weights.items() if not name.startswith(HEAD)}, head
+        rounded = {name: weight.to(self.dtype) for name, weight in weights.items() if not name.startswith(HEAD)}
+        self.write({**weights, **rounded}, folder)
+        return sum(weight.numel() for weight in rounded.values())
 
 
 def load(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    """Load the trained weights of a model."""
+    """Load the trained weights of a model; those of a head for lengths are left out."""
     model.load_state_dict(weights, strict=False)
     model.tie_weights()
+
+
+def load_head(head: LengthHead, weights: Mapping[str, Tensor]) -> None:
+    """Load the weights of a head for lengths; all others are left out."""
+    head.load_state_dict({name: weights[f"{HEAD}{name}"] for name in head.state_dict()})
 
 
 # ---- making them ----------------------------------------------------------------------------------------------------
@@ -280,7 +232,7 @@ def head_dim(base: str) -> int:
     return head_width(from_pretrained(AutoConfig, resolve_base(base, "base=")).get_text_config())
 
 
-def fresh(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, metadata: Metadata) -> Fresh:
+def fresh(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, metadata: Metadata) -> Tuned:
     """Make a network with new weights.
 
     Args:
@@ -300,7 +252,7 @@ def fresh(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, metadata: Metadata
     )  # fmt: skip
     check_model(model)
     metadata = replace(metadata, bos_token_id=bos, mask_token_id=mask_id, tokenizer_hash=tokenizer_hash(tokenizer))
-    return Fresh(model, tokenizer, metadata, torch.float32)
+    return Tuned(model, tokenizer, metadata, torch.float32, vocabulary=size)
 
 
 def pretrained(recipe: Recipe, corpus_tokenizer: PreTrainedTokenizerBase, metadata: Metadata, plan: Plan) -> Tuned:
