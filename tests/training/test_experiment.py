@@ -117,11 +117,6 @@ def test_a_method_can_be_asked_in_further_ways():
     assert len(second.outputs_of("evaluate")) == 1
 
 
-def test_an_evaluation_can_be_told_its_dtype_and_how_much_at_a_time():
-    (cell,) = made(grid={"seed": [0]}, evaluate={"dtype": "bfloat16", "batch_tokens": 4096}).cells
-    assert " --dtype bfloat16 --batch-tokens 4096 " in cell.commands[1]
-
-
 def test_cells_of_methods_that_take_many_passes_can_be_compiled_and_others_are_not():
     grid, compiled = {"method": ["mlm", "ac-gpt", "diffusion"]}, {"compile": True}
     cells = made(grid=grid, evaluate=compiled, generate=compiled).cells
@@ -131,7 +126,7 @@ def test_cells_of_methods_that_take_many_passes_can_be_compiled_and_others_are_n
 
 def test_a_cell_draws_from_what_it_has_trained_at_the_r_max_it_is_evaluated_at():
     grid = {"method": ["ac-gpt", "gpt"], "conditioning.r_max": [0.8, 0.2]}
-    wanted = {"splits": ["a", "b"], "limit": 200, "dtype": "bfloat16"}
+    wanted = {"splits": ["a", "b"], "limit": 200, "dtype": "bfloat16", "batch_tokens": 4096}
     experiment = made(grid=grid, set={"corpus": "c"}, evaluate={}, generate=wanted)
     folders = [[str(path) for path in cell.outputs_of("generate")] for cell in experiment.cells]
     assert folders[0] == [f"out/ac-gpt-r_max0.8/generations/{s}-r_max0.8-first200/index.json" for s in ("a", "b")]
@@ -139,6 +134,7 @@ def test_a_cell_draws_from_what_it_has_trained_at_the_r_max_it_is_evaluated_at()
     assert experiment.cells[0].commands[2] == (
         "acgpt generate out/ac-gpt-r_max0.8/model c --split a --r-max 0.8 --length 127 --samples 1 "
         "--prompt 20 --top-p 0.95 --temperature 0.8 --seed 0 --set-seed 0 --limit 200 --dtype bfloat16 "
+        "--batch-tokens 4096 "
         "-o out/ac-gpt-r_max0.8/generations/a-r_max0.8-first200"
     )
     (cell,) = made(grid={"seed": [0]}, generate={"modes": ["training", "infilling"], "seed": 10**7}).cells

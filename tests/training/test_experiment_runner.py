@@ -187,70 +187,46 @@ def test_a_folder_of_another_recipe_is_not_taken_for_the_cells(tmp_path, told):
     assert state_of(moved.cells[0]).state == "done"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_the_cell_and_leaves_the_others_and_all_goes_on(tmp_path, told, number):
-    found = three(tmp_path)
-    (told / "seed1.waits").touch()
-
-    def ask() -> None:
-        until(lambda: (told / "seed1.began").exists())
-        os.kill(os.getpid(), number)
-
-    with meanwhile(ask):
-        states = Runner(found.cells).run()
-    assert [state.state for state in states.values()] == ["done", "stopped", "waiting"]
-    assert (states["seed1"].step, states["seed1"].steps, states["seed1"].left) == (4, 10, 12)
-    (told / "seed1.waits").unlink()
-    assert {state.state for state in Runner(found.cells).run().values()} == {"done"}
+def time_is_up(runner: Runner) -> None:
+    runner.end = 0.0
+    if (Path(os.environ["TOLD"]) / "seed1.waits").exists():
+        runner.child.terminate()  # acgpt train ends by itself
 
 
-def test_a_training_that_is_stopped_from_outside_stops_the_experiment(tmp_path, told):
+@pytest.mark.parametrize(
+    ("waits", "stop"),
+    [
+        ("seed1", lambda runner: os.kill(os.getpid(), signal.SIGTERM)),
+        ("seed1", lambda runner: os.kill(os.getpid(), signal.SIGINT)),
+        ("seed1", lambda runner: os.kill(runner.child.pid, signal.SIGTERM)),  # the training, not the runner
+        ("seed1", time_is_up),
+        ("evaluate", time_is_up),
+    ],
+    ids=["SIGTERM", "Ctrl-C", "SIGTERM to the training", "time is up in training", "time is up in an evaluation"],
+)
+def test_a_cell_that_is_stopped_ends_the_run_and_all_goes_on_later(tmp_path, told, waits, stop):
     cells = three(tmp_path).cells
-    runner = Runner(cells)
-    (told / "seed0.waits").touch()
+    runner = Runner(cells, minutes=1)
+    (told / f"{waits}.waits").touch()
 
-    def stop() -> None:
-        until(lambda: (told / "seed0.began").exists() and runner.child is not None)
-        os.kill(runner.child.pid, signal.SIGTERM)  # the training, not the runner
+    def act() -> None:
+        until(lambda: (told / f"{waits}.began").exists() and runner.child is not None)
+        stop(runner)
 
-    with meanwhile(stop):
-        states = runner.run()
-    assert [state.state for state in states.values()] == ["stopped", "waiting", "waiting"]
-    assert states["seed0"].error is None and states["seed0"].counts["evaluated"] == 0
-    assert cells[0].log.read_text().count("$") == 1 and not cells[1].log.exists()
-
-
-def test_when_time_is_up_nothing_more_is_begun(tmp_path, told):
-    runner = Runner(three(tmp_path).cells, minutes=1)
-    (told / "seed1.waits").touch()
-
-    def ask() -> None:
-        until(lambda: (told / "seed1.began").exists())
-        runner.end = 0.0
-        runner.child.terminate()  # as acgpt train ends by itself
-
-    with meanwhile(ask):
-        states = runner.run()
-    assert [state.state for state in states.values()] == ["done", "stopped", "waiting"]
-    output = three(tmp_path).cells[0].log.read_text()
-    assert 0 < float(output.partition(" --minutes ")[2].partition("\n")[0]) <= 1
-
-
-def test_when_time_is_up_an_evaluation_is_broken_off_and_can_be_had_later(tmp_path, told):
-    found = three(tmp_path)
-    runner = Runner(found.cells, minutes=1)
-    (told / "evaluate.waits").touch()
-
-    def ask() -> None:
-        until(lambda: (told / "evaluate.began").exists())
-        runner.end = 0.0
-
-    with meanwhile(ask):
-        states = runner.run()
-    assert [state.state for state in states.values()] == ["stopped", "waiting", "waiting"]
-    assert not any(path.exists() for path in found.cells[0].outputs_of("evaluate"))
-    (told / "evaluate.waits").unlink()
-    assert {state.state for state in Runner(found.cells).run().values()} == {"done"}
+    with meanwhile(act):
+        states = list(runner.run().values())
+    if waits == "seed1":
+        assert [state.state for state in states] == ["done", "stopped", "waiting"]
+        assert (states[1].step, states[1].steps, states[1].left) == (4, 10, 12)
+        assert cells[1].log.read_text().count("$") == 1 and not cells[2].log.exists()
+    else:
+        assert [state.state for state in states] == ["stopped", "waiting", "waiting"]
+        assert not any(path.exists() for path in cells[0].outputs_of("evaluate"))
+    assert all(state.error is None for state in states)
+    minutes = cells[0].log.read_text().partition(" --minutes ")[2].partition("\n")[0]
+    assert 0 < float(minutes) <= 1
+    (told / f"{waits}.waits").unlink()
+    assert {state.state for state in Runner(cells).run().values()} == {"done"}
 
 
 def test_two_runners_do_not_work_on_one_cell(tmp_path, told):
@@ -349,15 +325,6 @@ def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(tmp_path, told):
     with meanwhile(ask):
         states = runner.run()
     assert [state.state for state in states.values()] == ["stopped", "waiting", "waiting"]
-
-
-def test_what_is_done_needs_no_process(tmp_path, told, monkeypatch):
-    cells = three(tmp_path).cells[:1]
-    assert Runner(cells).run()["seed0"].state == "done"
-    lines = [line.split()[2] for line in cells[0].log.read_text().splitlines()]
-    assert lines == ["train", "evaluate", "evaluate"]
-    monkeypatch.setattr(experiment_runner, "start", None)
-    assert Runner(cells).run()["seed0"].state == "done"
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

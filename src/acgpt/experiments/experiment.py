@@ -348,11 +348,15 @@ class Experiment:
         for name in ("recipe", "output"):
             if not isinstance(value := getattr(self, name), str) or not value:
                 raise InputError(f"{name} must be text, not {value!r}.")
-        check_axes(self.set, "set")
         if not self.grids or not all(self.grids):
             raise InputError("grid has no values: add recipe keys, each with a list, such as seed: [0, 1, 2].")
+        for where, keys in [("set", self.set), *(("grid", grid) for grid in self.grids)]:
+            if not isinstance(keys, Mapping):
+                raise InputError(f"{where} must be a mapping of recipe keys, not {keys!r}.")
+            check_recipe_keys([str(key).partition(".")[0] for key in keys], where)
+            if "output" in keys:
+                raise InputError(f"{where} cannot set output: every cell gets a subfolder of the experiment's output.")
         for grid in self.grids:
-            check_axes(grid, "grid")
             for key, values in grid.items():
                 if not isinstance(values, list | tuple) or not values:
                     raise InputError(f"grid: {key} must be a list of values, such as [{values}], not {values!r}.")
@@ -436,19 +440,6 @@ class Experiment:
             cells |= matches
         chosen = [cell for cell in self.cells if not cells or cell in cells]
         return chosen if scoring else [cell.without("mauve") for cell in chosen]
-
-
-def check_axes(keys: Any, where: Literal["grid", "set"]) -> None:
-    """Check that the value of `grid` or `set` is a mapping of recipe keys.
-
-    Raises:
-        InputError: It is not; the error suggests the key that was probably meant.
-    """
-    if not isinstance(keys, Mapping):
-        raise InputError(f"{where} must be a mapping of recipe keys, not {keys!r}.")
-    check_recipe_keys([str(key).partition(".")[0] for key in keys], where)
-    if "output" in keys:
-        raise InputError(f"{where} cannot set output: every cell gets a subfolder of the experiment's output.")
 
 
 def label(key: str, value: Any) -> str:
