@@ -136,26 +136,25 @@ class ProgressLine:
 
     def show(self, row: Mapping[str, Any]) -> None:
         """Show a row of the log, with its perplexities in a separate line."""
+        step, seconds = row["step"], time.perf_counter() - self.since
+        left = timedelta(seconds=round(seconds / max(1, step - self.first_step) * (self.total - step)))
         text = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s, MFU {row['mfu']:.1%}"
-        if self.bar is not None:
-            self.bar.update(self.task, description=text)
-        elif time.perf_counter() - self.last_line > self.EVERY or row["step"] == self.total:
-            self.last_line = time.perf_counter()
-            remaining = (
-                (self.last_line - self.since) / max(1, row["step"] - self.first_step) * (self.total - row["step"])
-            )
-            self.note(f"step {row['step']}/{self.total}: {text}, {timedelta(seconds=round(remaining))} left")
+        self.describe(text, f"step {step}/{self.total}: {text}, {left} left", last=step == self.total)
         if perplexities := ", ".join(f"{mode} {self.sign}{row[mode]:.2f}" for mode in DURING if mode in row):
-            self.note(f"step {row['step']}: perplexity {perplexities}")
+            self.note(f"step {step}: perplexity {perplexities}")
 
     def evaluated(self, done: int, total: int) -> None:
         """Show the progress of an evaluation."""
         text = f"evaluated {done}/{total} texts"
+        self.describe(text, text)
+
+    def describe(self, text: str, line: str, last: bool = False) -> None:
+        """Show a text beside the bar; elsewhere a line, if it is the last or none was printed for a while."""
         if self.bar is not None:
             self.bar.update(self.task, description=text)
-        elif time.perf_counter() - self.last_line > self.EVERY:
+        elif last or time.perf_counter() - self.last_line > self.EVERY:
             self.last_line = time.perf_counter()
-            self.note(text)
+            self.note(line)
 
     def note(self, text: str) -> None:
         """Print a permanent line."""

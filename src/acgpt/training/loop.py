@@ -116,7 +116,7 @@ class Loop:
         """Take the steps of the run, or those after a checkpoint, until it ends or is to stop."""
         if checkpoint is not None:
             self.state.load(checkpoint)
-            self.step = step_of(checkpoint) or 0
+            self.step = step_of(checkpoint)
         self.log.start(self.step)
         self.seconds = self.log.seconds
         self.board = board(self.folder / BOARD, self.step) if self.state.main else None

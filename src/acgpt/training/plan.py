@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -24,7 +25,7 @@ from accelerate.utils import (
 
 from acgpt.errors import InputError
 from acgpt.training.learner import choose_attention
-from acgpt.training.recipe import MUON_AND_FSDP, Recipe
+from acgpt.training.recipe import Recipe
 
 PATIENCE = timedelta(hours=1)  # of a process for the others, one of which may write a checkpoint of many gigabytes
 
@@ -89,8 +90,6 @@ def settle(
     if not available[device]:
         raise InputError(f"device={recipe.device} is not available: use device=auto or device=cpu.")
     half = recipe.precision == "bf16" or (recipe.precision == "auto" and device == "cuda")
-    if half and device == "mps":
-        raise InputError("precision=bf16 does not work on mps: use precision=fp32.")
     head_dim = head_dim or recipe.shape.width // recipe.shape.heads
     attention = choose_attention(device, half=half, dropout=recipe.attention_dropout, head_dim=head_dim)
     processes = int(environment.get("WORLD_SIZE", 1))
@@ -100,8 +99,6 @@ def settle(
         raise InputError("FSDP needs several processes: start them with torchrun --nproc-per-node N -m acgpt train ….")
     if launched and environment.get("FSDP_VERSION", "1") != "2":
         raise InputError("FSDP version 2 is required: set fsdp_version: 2 in accelerate's config.")
-    if fsdp and recipe.optimizer == "muon":
-        raise InputError(MUON_AND_FSDP)
     if recipe.compile is True and (attention == "dense" or fsdp):
         raise InputError("compile=true needs CUDA, bf16, attention_dropout=0 and no FSDP: leave compile out.")
     if recipe.compile is True and recipe.checkpointing:
@@ -118,11 +115,9 @@ def settle(
         largest = 1  # more is no faster on a CPU, and the logits of a large vocabulary fill its memory
     micro_batch = next(size for size in range(largest, 0, -1) if share % size == 0)
     steps = recipe.steps or max(1, round((recipe.epochs or 0) * texts / recipe.batch))
-    if recipe.warmup >= steps:
-        raise InputError(
-            f"warmup ({recipe.warmup}) must be shorter than the run ({steps} steps): use warmup={steps // 10}, for "
-            "example."
-        )
+    resolved: dict[str, Any] = {"device": device, "precision": "bf16" if half else "fp32", "steps": steps}
+    resolved |= {"parallel": "fsdp" if fsdp else "ddp", "epochs": None}
+    replace(recipe, **resolved)  # a recipe checks its values
     local, accumulation = int(environment.get("LOCAL_RANK", 0)), share // micro_batch
     launched = launched and recipe.parallel != "fsdp"
     return Plan(device, half, attention, compiled, processes, local, fsdp, launched, steps, micro_batch, accumulation)

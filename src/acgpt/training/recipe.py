@@ -219,7 +219,10 @@ class Recipe(Options):
                     f"({name}=null)."
                 )
         if self.parallel == "fsdp" and self.optimizer == "muon":
-            raise InputError(MUON_AND_FSDP)
+            raise InputError(
+                "Muon does not work with FSDP, because it needs whole matrices: use optimizer=adamw (and "
+                "muon_lr=null), or parallel=ddp."
+            )
         if self.parallel == "fsdp" and self.compile is True:
             raise InputError("compile=true does not work with parallel=fsdp: leave compile out, or use parallel=ddp.")
         if self.precision == "bf16" and self.device == "mps":
@@ -297,10 +300,6 @@ BELONGS: dict[str, tuple[str, Callable[[], Mapping[str, float | str]]]] = {
     "final_lr": ("schedule", lambda: {"cosine": 0.1, "linear": 0.1}),
     "cooldown": ("schedule", lambda: {"linear": 1.0}),
 }
-MUON_AND_FSDP = (
-    "Muon does not work with FSDP, because it needs whole matrices: use optimizer=adamw (and muon_lr=null), or "
-    "parallel=ddp."
-)
 
 
 def built_in(folder: Path = BUILT_IN) -> dict[str, str]:

@@ -84,10 +84,10 @@ def discard(folder: Path) -> None:
 
 
 def open_folder(folder: Path, recipe: Recipe, resume: bool, about: dict[str, Any]) -> list[dict[str, Any]]:
-    """Create the folder of a run and its config; to resume, check that the run has this recipe and corpus.
+    """Write the config of a run; to resume, check that the run has this recipe and corpus.
 
     Args:
-        folder: Folder of the run.
+        folder: Folder of the run, see `alone`.
         recipe: The recipe.
         resume: Whether to resume a run in the folder.
         about: Contents of `config.json`.
@@ -112,10 +112,9 @@ def open_folder(folder: Path, recipe: Recipe, resume: bool, about: dict[str, Any
         write_json(config, previous | {"sittings": sittings})
         return sittings
     with writing(folder):
-        if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):
+        if any(path.name[0] != "." for path in folder.iterdir()):
             hint = "resume that run with `resume=True`, or " if config.exists() else ""
             raise InputError(f"{folder} already exists: {hint}choose another folder with output=….")
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(config, about | {"sittings": [sitting]})
         return [sitting]
 
@@ -158,13 +157,12 @@ def alone(folder: Path) -> Iterator[None]:
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first; all of them are complete."""
     paths = (folder / CHECKPOINTS).glob(f"{CHECKPOINT}*")
-    return sorted((path for path in paths if step_of(path) is not None), key=lambda path: step_of(path) or 0)
+    return sorted((path for path in paths if path.name.removeprefix(CHECKPOINT).isdigit()), key=step_of)
 
 
-def step_of(checkpoint: Path) -> int | None:
-    """Return the step after which a checkpoint was written; `None` if it is not the name of a checkpoint."""
-    number = checkpoint.name.removeprefix(CHECKPOINT)
-    return int(number) if number.isdigit() else None
+def step_of(checkpoint: Path) -> int:
+    """Return the step after which a checkpoint was written."""
+    return int(checkpoint.name.removeprefix(CHECKPOINT))
 
 
 def last_checkpoint(folder: Path) -> Path | None:
