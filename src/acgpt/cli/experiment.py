@@ -95,36 +95,36 @@ def experiment(
         return
     with progress(cells, quiet) as show:
         states = run_experiment(loaded, show=show, **vars(options))
-    show_all(loaded.output, cells, states, as_json)
-    counts = [state.state for state in states.values()]
-    if "failed" in counts:
+    totals = show_all(loaded.output, cells, states, as_json)
+    if totals["failed"]:
         raise typer.Exit(1)
-    if counts.count("done") < len(counts):
+    if totals["left"]:
         print("not all cells are done: the same command resumes.", file=sys.stderr)
         raise typer.Exit(3)
 
 
-def show_all(output: str, cells: Sequence[Cell], states: Mapping[str, State], as_json: bool) -> None:
-    """Print all cells, as a table or as JSON."""
+def show_all(output: str, cells: Sequence[Cell], states: Mapping[str, State], as_json: bool) -> dict[str, int]:
+    """Print all cells, as a table or as JSON, and return how many are done, failed and left."""
     from acgpt.display.show import Page, printable
 
     counts = [state.state for state in states.values()]
     done, failed = counts.count("done"), counts.count("failed")
+    totals = {"done": done, "failed": failed, "left": len(cells) - done - failed}
     if as_json:
         entries = []
         for cell in cells:
             entry = {"number": cell.number, "cell": cell.name, "folder": str(cell.folder)}
             state = asdict(states[cell.name])
             entries.append({**entry, **state.pop("counts"), **state, "commands": cell.commands})
-        totals = {"done": done, "failed": failed, "left": len(cells) - done - failed}
         emit({"output": output, **totals, "cells": entries})
-        return
+        return totals
     page = Page()
     page.table(table_of(cells, states))
     for cell in cells:
         if error := states[cell.name].error:
             page.note(printable(f"\n{cell.name}: {error}\n  {cell.log}"), "red")
     page.note(printable(f"\n{output}: {done} of {len(cells)} cells done" + (f", {failed} failed" if failed else "")))
+    return totals
 
 
 def table_of(cells: Sequence[Cell], states: Mapping[str, State]) -> Table:
