@@ -311,6 +311,7 @@ def load_pretrained(
 
     Trained weights are held in fp32; frozen weights in bf16 where the step runs in bf16, or in 4 bits.
     """
+    dtype = torch.bfloat16 if plan.half else torch.float32
     if quantize is not None:
         if source.endswith(".gguf"):
             raise InputError(f"quantize={quantize}: {source} is packed already, in a way that cannot be trained on.")
@@ -318,13 +319,11 @@ def load_pretrained(
             raise InputError(f"quantize={quantize} needs the package bitsandbytes: pip install bitsandbytes")
         from transformers import BitsAndBytesConfig
 
-        dtype = torch.bfloat16 if plan.half else torch.float32
         packing = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
         )
         return *load_base(source, dtype, quantization_config=packing, device_map={"": plan.local_device}), dtype
     if frozen:
-        dtype = torch.bfloat16 if plan.half else torch.float32
         return *load_base(source, dtype), dtype
     own = from_pretrained(AutoConfig, source).dtype
     return *load_base(source, torch.float32), own if isinstance(own, torch.dtype) else torch.float32
