@@ -21,7 +21,7 @@ from acgpt.engine.modules import turn
 from acgpt.models.ask import StreamAsk
 from acgpt.models.scheduler import Scheduler
 from acgpt.serving.app import create_app
-from acgpt.serving.errors import TimeExceeded
+from acgpt.serving.errors import Rejected
 from acgpt.serving.server import Gate, Server
 
 LONG = {"query": "The {{_500}}", "temperature": 1.0, "seed": 1}
@@ -243,7 +243,7 @@ def test_a_stream_that_nobody_reads_ends_at_its_deadline(long_lm, slow_steps):
         (job,) = service.scheduler.jobs
         while not job.cancelled:
             await asyncio.sleep(0.01)
-        with pytest.raises(TimeExceeded):
+        with pytest.raises(Rejected, match="took longer"):
             async for _ in items:
                 pass
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from http import HTTPStatus
 from typing import Literal
 
 from fastapi import Depends, FastAPI, Request
@@ -13,14 +15,15 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from acgpt.errors import BROKEN, InputError, reason
+from acgpt.errors import BROKEN, reason
 from acgpt.serving import llama_cpp, mistral, native, openai, page, page_routes
 from acgpt.serving.errors import (
     INVALID,
     KINDS,
+    Kind,
+    Rejected,
     body_of,
     error_reply,
-    http_body,
     nearest,
     unavailable,
     validation_body,
@@ -28,11 +31,12 @@ from acgpt.serving.errors import (
 from acgpt.serving.middleware import (
     CONTENT_TYPE,
     BodyRead,
-    HostChecked,
-    KeyRequired,
+    Checked,
     Metrics,
     Observed,
     check_content_type,
+    check_host,
+    check_key,
 )
 from acgpt.serving.service import Service
 from acgpt.version import __version__
@@ -82,7 +86,8 @@ def create_app(
 
     add_error_replies(app)
     app.add_middleware(BodyRead, service=service)  # the last one that is added is the outermost
-    app.add_middleware(KeyRequired, keys=keys)
+    if keys:
+        app.add_middleware(Checked, check=partial(check_key, keys=[key.encode() for key in keys]))
     if cors:
         app.add_middleware(
             CORSMiddleware,
@@ -91,7 +96,7 @@ def create_app(
             allow_headers=["Authorization", "Content-Type"],
         )
     if not keys:
-        app.add_middleware(HostChecked, hosts=(*LOCAL, address))
+        app.add_middleware(Checked, check=partial(check_host, hosts={*LOCAL, address}))
     app.add_middleware(Observed, metrics=metrics, seconds=service.seconds)
     return app
 
@@ -109,7 +114,7 @@ def add_error_replies(app: FastAPI) -> None:
         status, message, path = error.status_code, str(error.detail), request.url.path
         if status == 400:  # how FastAPI reports other errors of the JSON parser
             message = "the body is not valid JSON: it is not UTF-8, nested too deeply, or has too long a number."
-            return JSONResponse(body_of(message, INVALID), INVALID.status)
+            return JSONResponse(body_of(INVALID, message), INVALID.status)
         paths = app.openapi()["paths"] if status in (404, 405) else {}
         if status == 404:
             meant = f"/v1{path}" if f"/v1{path}" in paths else nearest(path, paths)
@@ -119,10 +124,11 @@ def add_error_replies(app: FastAPI) -> None:
         elif status == 405:
             allowed = [method.upper() for method in paths.get(path, ())] or ["GET"]  # files of the page
             message = f"{reason(path)} does not take {reason(request.method)}: use {' or '.join(sorted(allowed))}."
-        return JSONResponse(http_body(status, message), status, error.headers)
+        kind = Kind(status, HTTPStatus(status).phrase.lower().replace(" ", "_"))
+        return JSONResponse(body_of(kind, message), status, error.headers)
 
-    for kind in (InputError, *KINDS):
-        app.add_exception_handler(kind, failed)  # type: ignore[arg-type]
+    for kind in (Rejected, MemoryError, *KINDS):
+        app.add_exception_handler(kind, failed)
     app.add_exception_handler(RequestValidationError, invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, refused)  # type: ignore[arg-type]
 

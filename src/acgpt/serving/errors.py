@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from http import HTTPStatus
 from typing import Any
 
 from pydantic import BaseModel
@@ -46,28 +45,17 @@ class UnknownModel(InputError):
     """A request names a model that the server does not have."""
 
 
-class BodyTooLarge(Exception):
-    """The body of a request has too many bytes."""
+class Rejected(Exception):
+    """A request is refused whatever it asks, or nobody waits for its answer any more.
 
+    Args:
+        kind: The kind of error.
+        message: What is wrong, and what to do.
+    """
 
-class NotJson(Exception):
-    """The body of a request is not declared as JSON."""
-
-
-class Unauthorized(Exception):
-    """A request has no API key, or a wrong one."""
-
-
-class WrongHost(Exception):
-    """A request is for another host than this machine."""
-
-
-class TimeExceeded(Exception):
-    """A request took longer than it may."""
-
-
-class Disconnected(Exception):
-    """The client has hung up, so that nobody waits for the answer."""
+    def __init__(self, kind: Kind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 @dataclass(frozen=True)
@@ -76,36 +64,43 @@ class Kind:
 
     Args:
         status: Status of the reply.
-        type: Kind of error, in the words of OpenAI's servers.
         code: Its name, for programs.
     """
 
     status: int
-    type: str
     code: str
 
+    @property
+    def type(self) -> str:
+        """The kind of error, in the words of OpenAI's servers."""
+        return TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+
+TYPES = {401: "authentication_error", 429: "rate_limit_error", 499: "client_error"}  # by status
+HEADERS = {429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}  # by status
+
+INVALID = Kind(422, "invalid_request")
+BODY_TOO_LARGE = Kind(413, "body_too_large")
+NOT_JSON = Kind(415, "unsupported_media_type")
+UNAUTHORIZED = Kind(401, "invalid_api_key")
+WRONG_HOST = Kind(421, "wrong_host")
+DISCONNECTED = Kind(499, "disconnected")
+UNEXPECTED = Kind(500, "internal_error")
+LOADING = Kind(503, "loading")
+OUT_OF_MEMORY = Kind(503, "out_of_memory")
+TOO_MANY = Kind(503, "too_many_connections")
+TIME_EXCEEDED = Kind(504, "time_exceeded")
 
 KINDS: dict[type[BaseException], Kind] = {
-    TemplateError: Kind(422, "invalid_request_error", "invalid_template"),
-    QueryError: Kind(422, "invalid_request_error", "invalid_query"),
-    LimitExceeded: Kind(422, "invalid_request_error", "limit_exceeded"),
-    UnknownModel: Kind(404, "invalid_request_error", "model_not_found"),
-    InputError: Kind(422, "invalid_request_error", "invalid_value"),
-    BodyTooLarge: Kind(413, "invalid_request_error", "body_too_large"),
-    NotJson: Kind(415, "invalid_request_error", "unsupported_media_type"),
-    Unauthorized: Kind(401, "authentication_error", "invalid_api_key"),
-    WrongHost: Kind(421, "invalid_request_error", "wrong_host"),
-    QueueFull: Kind(429, "rate_limit_error", "queue_full"),
-    Draining: Kind(503, "server_error", "shutting_down"),
-    Broken: Kind(503, "server_error", "broken"),
-    TimeExceeded: Kind(504, "server_error", "time_exceeded"),
-    Disconnected: Kind(499, "client_error", "disconnected"),
-    MemoryError: Kind(503, "server_error", "out_of_memory"),
+    TemplateError: Kind(422, "invalid_template"),
+    QueryError: Kind(422, "invalid_query"),
+    LimitExceeded: Kind(422, "limit_exceeded"),
+    UnknownModel: Kind(404, "model_not_found"),
+    InputError: Kind(422, "invalid_value"),
+    QueueFull: Kind(429, "queue_full"),
+    Draining: Kind(503, "shutting_down"),
+    Broken: Kind(503, "broken"),
 }
-LOADING = Kind(503, "server_error", "loading")
-INVALID = Kind(422, "invalid_request_error", "invalid_request")
-UNEXPECTED = Kind(500, "server_error", "internal_error")
-HEADERS = {429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}  # by status
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -119,14 +114,16 @@ def out_of_memory(error: BaseException) -> bool:
 
 def kind_of(error: BaseException) -> Kind:
     """Return the kind of an error: that of its class, or of the nearest parent that has one."""
+    if isinstance(error, Rejected):
+        return error.kind
     if isinstance(error, InvalidField):
         return kind_of(error.cause)
     if out_of_memory(error):
-        return KINDS[MemoryError]
+        return OUT_OF_MEMORY
     return next((KINDS[parent] for parent in type(error).__mro__ if parent in KINDS), UNEXPECTED)
 
 
-def body_of(message: str, kind: Kind, param: str | None = None) -> dict[str, Any]:
+def body_of(kind: Kind, message: str, param: str | None = None) -> dict[str, Any]:
     """Return the body of a reply to a request that failed."""
     return {"error": {"message": message, "type": kind.type, "param": param, "code": kind.code}}
 
@@ -134,10 +131,8 @@ def body_of(message: str, kind: Kind, param: str | None = None) -> dict[str, Any
 def error_body(error: BaseException) -> dict[str, Any]:
     """Return the body for an error. An unexpected one is not described, so that nothing leaks."""
     kind = kind_of(error)
-    if kind is UNEXPECTED:
-        return body_of("the server has failed to answer this request.", kind)
-    message = NO_ROOM if out_of_memory(error) else str(error)
-    return body_of(message, kind, error.param if isinstance(error, InvalidField) else None)
+    told = {UNEXPECTED: "the server has failed to answer this request.", OUT_OF_MEMORY: NO_ROOM}
+    return body_of(kind, told.get(kind, str(error)), error.param if isinstance(error, InvalidField) else None)
 
 
 def error_reply(error: BaseException) -> JSONResponse:
@@ -152,13 +147,6 @@ def unavailable(message: str) -> JSONResponse:
     return JSONResponse({"error": error}, 503, HEADERS[503])
 
 
-def http_body(status: int, detail: str) -> dict[str, Any]:
-    """Return the body for an error of HTTP itself, such as a wrong path."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    code = HTTPStatus(status).phrase.lower().replace(" ", "_")
-    return body_of(detail, Kind(status, kind, code))
-
-
 def validation_body(errors: Sequence[Any], body: Any, model: type[BaseModel] | None = None) -> dict[str, Any]:
     """Return the body for a request whose fields are invalid.
 
@@ -169,7 +157,7 @@ def validation_body(errors: Sequence[Any], body: Any, model: type[BaseModel] | N
     """
     problems = [(field_of(error["loc"], body), problem_of(error, body, model)) for error in errors[:MOST]]
     message = "; ".join(f"{param}: {problem}" if param else problem for param, problem in problems)
-    return body_of(f"{message}.", INVALID, problems[0][0] if problems else None)
+    return body_of(INVALID, f"{message}.", problems[0][0] if problems else None)
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

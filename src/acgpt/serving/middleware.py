@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import math
 import re
 import time
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -22,13 +21,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from acgpt.errors import LOG, InputError, log_failure, reason
 from acgpt.models.scheduler import Scheduler
 from acgpt.serving.errors import (
+    BODY_TOO_LARGE,
+    DISCONNECTED,
+    NOT_JSON,
+    TIME_EXCEEDED,
+    UNAUTHORIZED,
     UNEXPECTED,
-    BodyTooLarge,
-    Disconnected,
-    NotJson,
-    TimeExceeded,
-    Unauthorized,
-    WrongHost,
+    WRONG_HOST,
+    Rejected,
     error_reply,
     kind_of,
 )
@@ -38,7 +38,7 @@ from acgpt.serving.service import DEADLINE, USAGE, Service, Usage
 OPEN = frozenset({"/health", *pages()})  # paths that need no key: the page asks for one
 UNMATCHED = "unmatched"  # route of requests that no route has
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)  # seconds
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, math.inf)  # seconds
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 METHODS = frozenset({"GET", "POST", "OPTIONS", "HEAD", "PUT", "DELETE", "PATCH"})
 
@@ -46,30 +46,20 @@ METHODS = frozenset({"GET", "POST", "OPTIONS", "HEAD", "PUT", "DELETE", "PATCH"}
 # ---- metrics --------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Histogram:
-    """Durations, counted by bucket."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
-    total: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count a duration."""
-        self.counts[bisect_left(BUCKETS, seconds)] += 1
-        self.total += seconds
-
-
 class Metrics:
     """Counts requests. All methods are called in the event loop."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, int]] = Counter()
-        self.durations: dict[str, Histogram] = {}
+        self.durations: dict[str, Counter[float]] = {}  # by route: requests that took at most so many seconds
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def add(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request that was answered."""
         self.requests[method, route, status] += 1
-        self.durations.setdefault(route, Histogram()).add(seconds)
+        counts = self.durations.setdefault(route, Counter())
+        counts.update(bound for bound in BUCKETS if seconds <= bound)
+        self.seconds[route] += seconds
 
     def render(self, scheduler: Scheduler) -> str:
         """Return all metrics as text.
@@ -78,57 +68,39 @@ class Metrics:
             scheduler: Has counts of its own.
         """
         counts = scheduler.counts
+        plain = [
+            ("queue_length", "gauge", "Questions that wait for their first pass.", scheduler.queued),
+            ("active_rows", "gauge", "Texts that are being generated.", scheduler.active_rows),
+            ("questions_total", "counter", "Questions that were accepted.", counts.jobs),
+            ("failed_total", "counter", "Questions that failed.", counts.failed),
+            ("cancelled_total", "counter", "Questions that were given up.", counts.cancelled),
+            ("refused_total", "counter", "Questions refused by a full queue.", counts.refused),
+            ("steps_total", "counter", "Decoding steps.", counts.steps),
+            ("tokens_drawn_total", "counter", "Tokens drawn.", counts.drawn),
+            ("tokens_scored_total", "counter", "Tokens scored.", counts.scored),
+            ("busy_seconds_total", "counter", "Time that the model has run.", counts.busy_seconds),
+        ]
+        families = [
+            ("requests_total", "counter", "Requests by route and status.", self._requests()),
+            ("request_seconds", "histogram", "Duration of requests.", self._durations()),
+            *((name, kind, help, [("", value)]) for name, kind, help, value in plain),
+        ]
         return "".join(
-            [
-                *family("acgpt_requests_total", "counter", "Requests by route and status.", self._requests()),
-                *family("acgpt_request_seconds", "histogram", "Duration of requests.", self._durations()),
-                *plain("acgpt_queue_length", "gauge", "Questions that wait for their first pass.", scheduler.queued),
-                *plain("acgpt_active_rows", "gauge", "Texts that are being generated.", scheduler.active_rows),
-                *plain("acgpt_questions_total", "counter", "Questions that were accepted.", counts.jobs),
-                *plain("acgpt_failed_total", "counter", "Questions that failed.", counts.failed),
-                *plain("acgpt_cancelled_total", "counter", "Questions that were given up.", counts.cancelled),
-                *plain("acgpt_refused_total", "counter", "Questions refused by a full queue.", counts.refused),
-                *plain("acgpt_steps_total", "counter", "Decoding steps.", counts.steps),
-                *plain("acgpt_tokens_drawn_total", "counter", "Tokens drawn.", counts.drawn),
-                *plain("acgpt_tokens_scored_total", "counter", "Tokens scored.", counts.scored),
-                *plain("acgpt_busy_seconds_total", "counter", "Time that the model has run.", counts.busy_seconds),
-            ]
+            f"# HELP acgpt_{name} {help}\n# TYPE acgpt_{name} {kind}\n"
+            + "".join(f"acgpt_{name}{labels} {value!r}\n" for labels, value in samples)
+            for name, kind, help, samples in families
         )
 
-    def _requests(self) -> Iterator[tuple[str, Mapping[str, object], float]]:
+    def _requests(self) -> Iterator[tuple[str, float]]:
         for (method, route, status), count in sorted(self.requests.items()):
-            yield "", {"method": method, "route": route, "status": status}, count
+            yield f'{{method="{method}",route="{route}",status="{status}"}}', count
 
-    def _durations(self) -> Iterator[tuple[str, Mapping[str, object], float]]:
-        for route, histogram in sorted(self.durations.items()):
-            below = 0
-            for bound, count in zip((*BUCKETS, "+Inf"), histogram.counts, strict=True):
-                below += count
-                yield "_bucket", {"route": route, "le": bound}, below
-            yield "_sum", {"route": route}, histogram.total
-            yield "_count", {"route": route}, below
-
-
-def family(
-    name: str, kind: str, help: str, samples: Iterable[tuple[str, Mapping[str, object], float]]
-) -> Iterator[str]:
-    """Yield the lines of a metric.
-
-    Args:
-        name: Its name.
-        kind: Its type.
-        help: What it counts.
-        samples: For each value: the suffix of the name, the labels, and the value.
-    """
-    yield f"# HELP {name} {help}\n# TYPE {name} {kind}\n"
-    for suffix, labels, value in samples:
-        inside = ",".join(f'{key}="{text}"' for key, text in labels.items())
-        yield f"{name}{suffix}{{{inside}}} {value!r}\n" if inside else f"{name}{suffix} {value!r}\n"
-
-
-def plain(name: str, kind: str, help: str, value: float) -> Iterator[str]:
-    """Yield the lines of a metric with one value."""
-    return family(name, kind, help, [("", {}, value)])
+    def _durations(self) -> Iterator[tuple[str, float]]:
+        for route, counts in sorted(self.durations.items()):
+            for bound in BUCKETS:
+                yield f'_bucket{{route="{route}",le="{"+Inf" if bound == math.inf else bound}"}}', counts[bound]
+            yield f'_sum{{route="{route}"}}', self.seconds[route]
+            yield f'_count{{route="{route}"}}', counts[math.inf]
 
 
 # ---- middleware -----------------------------------------------------------------------------------------------------
@@ -189,31 +161,44 @@ def route_of(scope: Scope) -> str:
     return UNMATCHED if route is None else str(route.path)
 
 
-class HostChecked:
-    """Refuses requests for other hosts than this machine.
+class Checked:
+    """Refuses requests that a check finds fault with.
+
+    Args:
+        app: The application.
+        check: Raises the error.
+    """
+
+    def __init__(self, app: ASGIApp, check: Callable[[Scope], None]) -> None:
+        self.app, self.check = app, check
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        try:
+            if scope["type"] == "http":
+                self.check(scope)
+        except Rejected as error:
+            return await error_reply(error)(scope, receive, send)
+        return await self.app(scope, receive, send)
+
+
+def check_host(scope: Scope, hosts: Collection[str]) -> None:
+    """Refuse requests for other hosts than this machine; one without a host is from no browser.
 
     A web page can let its own name point to this machine (DNS rebinding). The browser then takes the server for a part
     of the page, whose scripts may ask and read the answers. Without an API key, only the name tells such requests.
 
     Args:
-        app: The application.
+        scope: The request.
         hosts: Names and addresses of this machine.
     """
-
-    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
-        self.app, self.hosts = app, frozenset(hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. One without a host is from no browser."""
-        given = [value.decode("latin1") for name, value in scope.get("headers", ()) if name == b"host"]
-        wrong = next((host for host in given if host_of(host) not in self.hosts), None)
-        if scope["type"] == "http" and wrong is not None:
-            names = " or ".join(sorted(self.hosts))
-            error = WrongHost(
-                f"the server does not answer for the host {reason(wrong)}. Use {names}, or start it with an API key."
+    for host in (value.decode("latin1") for name, value in scope["headers"] if name == b"host"):
+        if host_of(host) not in hosts:
+            names = " or ".join(sorted(hosts))
+            message = (
+                f"the server does not answer for the host {reason(host)}. Use {names}, or start it with an API key."
             )
-            return await error_reply(error)(scope, receive, send)
-        return await self.app(scope, receive, send)
+            raise Rejected(WRONG_HOST, message)
 
 
 def host_of(header: str) -> str:
@@ -222,30 +207,18 @@ def host_of(header: str) -> str:
     return host.strip().lower()
 
 
-class KeyRequired:
-    """Refuses requests without an API key.
+def check_key(scope: Scope, keys: Sequence[bytes]) -> None:
+    """Refuse requests without an API key, in a time that does not depend on how much of it is right.
 
     Args:
-        app: The application.
-        keys: The keys, one of which must be sent as `Authorization: Bearer KEY`. None: no key is needed.
+        scope: The request.
+        keys: The keys, one of which must be sent as `Authorization: Bearer KEY`.
     """
-
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
-        self.app, self.keys = app, [key.encode() for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] == "http" and self.keys and scope["path"] not in OPEN and not self.allowed(scope):
-            error = Unauthorized("the API key is missing or wrong. Send it as Authorization: Bearer KEY.")
-            return await error_reply(error)(scope, receive, send)
-        return await self.app(scope, receive, send)
-
-    def allowed(self, scope: Scope) -> bool:
-        """Return whether a request has one of the keys, in a time that does not depend on how much of it is right."""
-        header = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, given = header.partition(b" ")
-        matches = [hmac.compare_digest(given.strip(), key) for key in self.keys]
-        return scheme.lower() == b"bearer" and any(matches)
+    header = dict(scope["headers"]).get(b"authorization", b"")
+    scheme, _, given = header.partition(b" ")
+    matches = [hmac.compare_digest(given.strip(), key) for key in keys]
+    if scope["path"] not in OPEN and not (scheme.lower() == b"bearer" and any(matches)):
+        raise Rejected(UNAUTHORIZED, "the API key is missing or wrong. Send it as Authorization: Bearer KEY.")
 
 
 class BodyRead:
@@ -268,11 +241,9 @@ class BodyRead:
                 body = await self.read(scope, receive)
             check_characters(body)
         except TimeoutError:
-            error = TimeExceeded(
-                f"the request was not sent within {self.service.seconds:g} seconds, the limit (timeout)."
-            )
-            return await error_reply(error)(scope, receive, send)
-        except (BodyTooLarge, Disconnected, InputError) as error:
+            message = f"the request was not sent within {self.service.seconds:g} seconds, the limit (timeout)."
+            return await error_reply(Rejected(TIME_EXCEEDED, message))(scope, receive, send)
+        except (Rejected, InputError) as error:
             return await error_reply(error)(scope, receive, send)
         waiting = [body]
 
@@ -287,18 +258,19 @@ class BodyRead:
         """Return the body of a request.
 
         Raises:
-            BodyTooLarge: It says that it is too large, or it is.
-            Disconnected: The client has hung up.
+            Rejected: It says that it is too large, or it is; or the client has hung up.
         """
         most, parts, size = self.service.limits.max_body_bytes, [], 0
-        error = BodyTooLarge(f"the request has more than {most} bytes, which is the limit (max_body_bytes).")
+        error = Rejected(
+            BODY_TOO_LARGE, f"the request has more than {most} bytes, which is the limit (max_body_bytes)."
+        )
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit() or len(declared) > 20 or int(declared) > most:
             raise error
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Disconnected("the client has hung up.")
+                raise Rejected(DISCONNECTED, "the client has hung up.")
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > most:
@@ -329,11 +301,11 @@ async def check_content_type(request: Request) -> None:
     Pages of other origins can send any body, but not with this type, unless the server allows their origin (CORS).
 
     Raises:
-        NotJson: The body has another type, or none.
+        Rejected: The body has another type, or none.
     """
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     kind, _, subtype = given.partition("/")
     is_json = kind == "application" and (subtype == "json" or subtype.endswith("+json"))
     if request.method == "POST" and not is_json and await request.body():
-        raise NotJson(f"the body has {f'the type {reason(given)}' if given else 'no type'}: "
-                      "send Content-Type: application/json.")  # fmt: skip
+        kind = f"the type {reason(given)}" if given else "no type"
+        raise Rejected(NOT_JSON, f"the body has {kind}: send Content-Type: application/json.")

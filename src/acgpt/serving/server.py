@@ -36,7 +36,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from acgpt.serving.errors import HEADERS, LOADING, Kind, body_of, unavailable
+from acgpt.serving.errors import HEADERS, LOADING, TOO_MANY, Rejected, body_of, error_reply, unavailable
 from acgpt.serving.options import ServeOptions
 from acgpt.serving.page import reply
 
@@ -50,8 +50,6 @@ MOST_CONNECTIONS = 1000
 RESERVED_FILES = 128  # that are left for other things than connections
 LAST_SECONDS = 2.0  # for the replies to requests that a second signal has ended
 DRAINED_SECONDS = 5.0  # for clients to read their replies, after the last answer
-
-TOO_MANY = Kind(503, "server_error", "too_many_connections")
 
 
 # ---- until the model is loaded --------------------------------------------------------------------------------------
@@ -76,7 +74,7 @@ class Gate:
         known = Headers(scope=scope).get("if-none-match")
         page = reply(scope["path"], known) if scope["method"] == "GET" else None
         message = "the model is being loaded. Try again when GET /health returns 200."
-        return page or JSONResponse(body_of(message, LOADING), LOADING.status, HEADERS[LOADING.status])
+        return page or error_reply(Rejected(LOADING, message))
 
 
 # ---- connections ----------------------------------------------------------------------------------------------------
@@ -98,7 +96,9 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # so that `pause_writing` is called whenever the client is slower
         if self.most is not None and len(self.connections) > self.most:
-            self.app = too_many(self.most)
+            message = f"the server has {self.most} connections, which is the limit. Try again later."
+            headers = {**HEADERS[TOO_MANY.status], "Connection": "close"}
+            self.app = JSONResponse(body_of(TOO_MANY, message), TOO_MANY.status, headers)
             if len(self.connections) > self.most + RESERVED_FILES // 2:
                 return transport.abort()
         self.timers["head"] = self.loop.call_later(HEAD_SECONDS, transport.abort)
@@ -142,13 +142,6 @@ class Connection(H11Protocol):
         """Stop a timer, if it runs."""
         if name in self.timers:
             self.timers.pop(name).cancel()
-
-
-def too_many(most: int) -> ASGIApp:
-    """Return the application for connections above the bound."""
-    message = f"the server has {most} connections, which is the limit. Try again later."
-    headers = {**HEADERS[TOO_MANY.status], "Connection": "close"}
-    return JSONResponse(body_of(message, TOO_MANY), TOO_MANY.status, headers)
 
 
 def settings(app: ASGIApp, **options: Any) -> uvicorn.Config:

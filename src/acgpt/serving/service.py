@@ -26,7 +26,7 @@ from acgpt.models.ask import Piece, Score
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.scheduler import Job, Scheduler
-from acgpt.serving.errors import Disconnected, TimeExceeded
+from acgpt.serving.errors import DISCONNECTED, TIME_EXCEEDED, Rejected
 from acgpt.serving.options import LimitOptions
 from acgpt.serving.patterns import Patterns
 
@@ -127,7 +127,7 @@ class Service:
         """Call a function that tokenizes text, in a worker thread; one at a time.
 
         Raises:
-            TimeExceeded: The time is over. A function that has begun goes on, but nobody waits for it.
+            Rejected: The time is over. A function that has begun goes on, but nobody waits for it.
         """
         try:
             async with asyncio.timeout_at(self.deadline):
@@ -147,8 +147,7 @@ class Service:
             request: The request whose client waits.
 
         Raises:
-            TimeExceeded: The time is over.
-            Disconnected: The client has hung up.
+            Rejected: The time is over, or the client has hung up.
         """
         task = asyncio.ensure_future(work)
         task.add_done_callback(seen)
@@ -163,7 +162,7 @@ class Service:
             for each in waits:
                 each.cancel()
         if not done:
-            raise Disconnected("the client has hung up.")
+            raise Rejected(DISCONNECTED, "the client has hung up.")
         return task.result()
 
     async def ask_all(self, makes: list[Callable[[], Search[Result]]], request: Request) -> list[Result]:
@@ -175,8 +174,7 @@ class Service:
 
         Raises:
             Refused: The scheduler does not accept a search.
-            TimeExceeded: The time is over.
-            Disconnected: The client has hung up.
+            Rejected: The time is over, or the client has hung up.
         """
         answers = await self.wait(self._answers(makes), request)
         if usage := USAGE.get():
@@ -207,7 +205,7 @@ class Service:
 
         Raises:
             Refused: The scheduler does not accept the search. Raised at the first item, as all errors are.
-            TimeExceeded: The time is over.
+            Rejected: The time is over.
         """
         loop, items = asyncio.get_running_loop(), asyncio.Queue[Any]()
         ended = object()
@@ -241,11 +239,12 @@ class Service:
                 job.cancel()
 
 
-def too_slow(seconds: float) -> TimeExceeded:
+def too_slow(seconds: float) -> Rejected:
     """Return the error for a request that took longer than it may."""
-    return TimeExceeded(
+    return Rejected(
+        TIME_EXCEEDED,
         f"the request took longer than {seconds:g} seconds, which is the limit. Ask for a shorter text or fewer "
-        "tokens, or start the server with a larger --timeout."
+        "tokens, or start the server with a larger --timeout.",
     )
 
 
