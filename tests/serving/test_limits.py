@@ -15,7 +15,7 @@ from servers import local_client, service_of, until
 from acgpt.models.scheduler import Scheduler
 from acgpt.serving import patterns
 from acgpt.serving.app import create_app
-from acgpt.serving.requests import Lenient, Strict
+from acgpt.serving.schemas import Lenient, Strict
 
 GAP, SCORE = "The {{_}} sat on the mat.", "The {{cat}} sat."
 SHAPE = {"message", "type", "param", "code"}

@@ -54,7 +54,7 @@ from acgpt.query.template import escape, parse
 from acgpt.query.text import encode_text, pieces
 from acgpt.query.vocabulary import ByteVocabulary
 from acgpt.serving.errors import InvalidField, LimitExceeded, UnknownModel
-from acgpt.serving.requests import Budget, check_numbers, check_questions
+from acgpt.serving.limits import Budget, check_numbers, check_questions
 from acgpt.serving.service import Service
 
 Result = TypeVar("Result")
@@ -617,7 +617,7 @@ def check_limits(service: Service, completer: Completer, ask: CompletionAsk, *, 
             if isinstance(prompt, str):
                 service.check_characters(len(prompt) + len(ask.suffix))
             if ask.is_gap:
-                budget.spend_on_gaps(parse(completer.template(prompt, ask)), ask.max_tokens, rows, length)
+                budget.spend_on_gaps(parse(completer.template(prompt, ask)), ask, rows, length)
                 continue
             given = len(encode_text(prompt, completer.tokenizer)) if isinstance(prompt, str) else len(prompt)
             budget.spend(given)

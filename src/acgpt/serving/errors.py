@@ -29,12 +29,12 @@ class InvalidField(InputError):
 
     Args:
         param: Path of the field: its name, or for an entry of a list `query.3`.
-        cause: What is wrong with it.
+        cause: What is wrong with it; a text is an `InputError`.
     """
 
-    def __init__(self, param: str, cause: InputError) -> None:
+    def __init__(self, param: str, cause: InputError | str) -> None:
         super().__init__(str(cause))
-        self.param, self.cause = param, cause
+        self.param, self.cause = param, InputError(cause) if isinstance(cause, str) else cause
 
 
 class LimitExceeded(InputError):

@@ -43,8 +43,7 @@ from acgpt.serving.completions import (
     joined,
     model_names,
 )
-from acgpt.serving.events import event_stream
-from acgpt.serving.requests import BoundedStops, Lenient
+from acgpt.serving.schemas import BoundedStops, Lenient
 from acgpt.serving.service import Service
 from acgpt.version import __version__
 
@@ -162,7 +161,7 @@ def router(service: Service) -> APIRouter:
         await service.prepare(lambda: check_limits(service, completer, ask, length="n_predict"))
         if body.stream:
             chunks = partial(chunked, body=body, final=final)
-            return await event_stream(service, partial(completer.stream, ask), request, chunks)
+            return await service.event_stream(partial(completer.stream, ask), request, chunks)
         result = joined(await service.ask_all(completer.complete(ask), request))
         result = replace(result, texts=tuple(indented(text, body.n_indent) for text in result.texts))
         replies = [selected(final(result, index), body.response_fields) for index in range(ask.n)]

@@ -33,7 +33,7 @@ from acgpt.serving.errors import (
     kind_of,
 )
 from acgpt.serving.page import pages
-from acgpt.serving.service import DEADLINE, USAGE, Service, Usage
+from acgpt.serving.service import DEADLINE, USAGE, Service
 
 OPEN = frozenset({"/health", *pages()})  # paths that need no key: the page asks for one
 UNMATCHED = "unmatched"  # route of requests that no route has
@@ -122,7 +122,7 @@ class Observed:
         """Answer a request."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        start, status, usage = time.perf_counter(), None, Usage()
+        start, status, usage = time.perf_counter(), None, list[int]()
         token, deadline = USAGE.set(usage), DEADLINE.set(time.monotonic() + self.seconds)
 
         async def sending(message: Message) -> None:
@@ -145,7 +145,7 @@ class Observed:
             seconds = time.perf_counter() - start
             route, method = route_of(scope), scope["method"] if scope["method"] in METHODS else "other"
             self.metrics.add(method, route, status or 499, seconds)
-            log_request(method, route, status or 499, seconds, usage.tokens)
+            log_request(method, route, status or 499, seconds, sum(usage) if usage else None)
 
 
 def log_request(method: str, route: str, status: int, seconds: float, tokens: int | None) -> None:
@@ -261,22 +261,19 @@ class BodyRead:
             Rejected: It says that it is too large, or it is; or the client has hung up.
         """
         most, parts, size = self.service.limits.max_body_bytes, [], 0
-        error = Rejected(
-            BODY_TOO_LARGE, f"the request has more than {most} bytes, which is the limit (max_body_bytes)."
-        )
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if not declared.isdigit() or len(declared) > 20 or int(declared) > most:
-            raise error
-        while True:
+        declared, more = dict(scope["headers"]).get(b"content-length", b"0"), True
+        fits = declared.isdigit() and len(declared) <= 20 and int(declared) <= most
+        while fits and more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Rejected(DISCONNECTED, "the client has hung up.")
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            if size > most:
-                raise error
-            if not message.get("more_body", False):
-                return b"".join(parts)
+            fits, more = size <= most, message.get("more_body", False)
+        if not fits:
+            limit = f"the request has more than {most} bytes, which is the limit (max_body_bytes)."
+            raise Rejected(BODY_TOO_LARGE, limit)
+        return b"".join(parts)
 
 
 def check_characters(body: bytes) -> None:

@@ -31,9 +31,8 @@ from acgpt.serving.completions import (
     usage_of,
 )
 from acgpt.serving.errors import InvalidField
-from acgpt.serving.events import event_stream
 from acgpt.serving.openai import DONE
-from acgpt.serving.requests import Count, Share, Stops, Strict, Temperature, Tokens
+from acgpt.serving.schemas import Count, Share, Stops, Strict, Temperature, Token
 from acgpt.serving.service import Service
 
 
@@ -44,7 +43,7 @@ class FimRequest(Strict):
     prompt: str = Field(description="Text before the gap.", examples=["def area(r):\n    return "])
     suffix: str | None = Field(None, description="Text after the gap. Default: the text is continued.")
     max_tokens: Count | None = Field(None, description="Maximum number of tokens. Default: that of gaps.")
-    min_tokens: Tokens | None = Field(None, description="Minimum number of tokens.")
+    min_tokens: Token | None = Field(None, description="Minimum number of tokens.")
     temperature: Temperature | None = Field(None, description="Sampling temperature. Default: 0, the best fill.")
     top_p: Share | None = Field(1.0, description="Nucleus sampling: total probability of the tokens drawn from.")
     random_seed: int | None = Field(None, ge=0, le=2**63 - 1, description="Seed. Default: a new one.")
@@ -88,7 +87,7 @@ def router(service: Service) -> APIRouter:
         envelope = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": body.model or service.name}
         if body.stream:
             chunks = partial(chunked, envelope=envelope)
-            return await event_stream(service, partial(completer.stream, ask), request, chunks, DONE)
+            return await service.event_stream(partial(completer.stream, ask), request, chunks, DONE)
         result = joined(await service.ask_all(completer.complete(ask), request))
         (text,) = result.texts
         message = {"role": "assistant", "content": text.text, "tool_calls": None, "prefix": False}

@@ -47,10 +47,19 @@ from acgpt.query.query import Query
 from acgpt.query.template import Slot, fillings, rendered
 from acgpt.query.text import encode_text
 from acgpt.serving.errors import InvalidField, LimitExceeded
-from acgpt.serving.events import event_stream
+from acgpt.serving.limits import Budget, check_numbers, check_questions, gaps_of, parsed
 from acgpt.serving.options import LimitOptions
-from acgpt.serving.requests import Budget, Strict, check_numbers, check_questions, gaps_of, parsed, too_many
-from acgpt.serving.schemas import Templates, Token, TokenQuery, examples, fields_of, replies, reply_of, request_of
+from acgpt.serving.schemas import (
+    Strict,
+    Templates,
+    Token,
+    TokenQuery,
+    examples,
+    fields_of,
+    replies,
+    reply_of,
+    request_of,
+)
 from acgpt.serving.service import Service
 from acgpt.version import __version__
 
@@ -58,37 +67,15 @@ Result = TypeVar("Result")
 Asked = TypeVar("Asked", bound=Ask)
 
 CAPITAL, GAP, RANK = "The capital of {{Italy}} is Rome.", "The capital of {{_}} is Rome.", "The {{cat|dog}} sat."
+STREAM = (
+    "Send one fill as it is made, as server-sent events; its temperature is 0 by default, which gives the best fill."
+)
+FIELDS = {item.name for kind in (FillAsk, SampleAsk, LengthsAsk) for item in fields(kind)}
+STREAMED = {item.name for item in fields(StreamAsk)}
 NUMBERS = ("n", "best_of", "candidates")  # fields that --max-n bounds
 
 
 # ---- schemas --------------------------------------------------------------------------------------------------------
-
-
-LogProbRequest = request_of(
-    ScoreAsk,
-    {"query": CAPITAL},
-    {"query": [CAPITAL, "The {{cat}} sat."], "future": False},
-    {"query": {"tokens": [5, 6, 7], "given": [True, False, True]}, "adapter": "none"},
-    {"query": {"tokens": [5, 6, 7], "given": [True, False, False], "asked": [False, True, False]}},
-)
-SampleRequest = request_of(
-    SampleAsk,
-    {"query": "The cat {{_2}} the mat.", "n": 2, "temperature": 0.7, "top_p": 0.9, "seed": 1},
-    {"query": ["The {{_1}} sat.", {"tokens": [5, None, 7], "given": [True, False, True]}], "top_k": 3},
-    {"query": GAP, "candidates": 4, "max_tokens": 3},
-)
-STREAM = (
-    "Send one fill as it is made, as server-sent events; its temperature is 0 by default, which gives the best fill."
-)
-FillRequest = request_of(
-    FillAsk,
-    {"template": GAP, "n": 2, "max_tokens": 4, "seed": 0},
-    {"template": [GAP, "The cat {{_1-3}} on the mat."], "n": 1, "max_tokens": 3, "stop": ["."]},
-    {"template": GAP, "max_tokens": 3, "stream": True},
-    stream=(bool, Field(False, description=STREAM)),
-)
-RankRequest = request_of(RankAsk, {"template": RANK}, {"template": [RANK, RANK]})
-LengthsRequest = request_of(LengthsAsk, {"template": GAP, "max_tokens": 8}, {"template": [GAP], "known": []})
 
 
 class QueryRequest(Strict):
@@ -103,15 +90,6 @@ class PiecesRequest(Strict):
 
     model_config = examples({"tokens": [5, 6, 7]})
     tokens: list[Token] = Field(fail_fast=True, description="Token ids.")
-
-
-LogProbReply = reply_of("LogProbReply", fields_of(Score))
-SampleReply = reply_of("SampleReply", fields_of(Fill) | fields_of(Sample), several=True)
-FillReply = reply_of("FillReply", fields_of(Fill), several=True)
-RankReply = reply_of("RankReply", fields_of(Ranking))
-LengthsReply = reply_of("LengthsReply", fields_of(Lengths))
-QueryReply = reply_of("QueryReply", fields_of(Query))
-PiecesReply = reply_of("PiecesReply", str)
 
 
 class ModelReply(BaseModel):
@@ -130,10 +108,6 @@ class ModelReply(BaseModel):
     limits: dict[str, float | int | None]
 
 
-FIELDS = {*FillRequest.model_fields, *SampleRequest.model_fields, *LengthsRequest.model_fields}
-STREAMED = {item.name for item in fields(StreamAsk)}
-
-
 # ---- routes ---------------------------------------------------------------------------------------------------------
 
 
@@ -145,41 +119,16 @@ def router(service: Service) -> APIRouter:
     """
     routes, lm, searches = APIRouter(tags=["native"]), service.lm, service.lm.searches
 
-    def scoring(ask: ScoreAsk, budget: Budget) -> None:
-        parsed(service, ask.question)
-        budget.spend(len(searches.scorable(ask.question)))
-
-    def sampling(ask: SampleAsk, budget: Budget) -> None:
-        if has_gaps(parts := parsed(service, ask.question)):
-            budget.spend_on_gaps(parts, ask.max_tokens, max(ask.n, ask.candidates))
-        else:
-            query = searches.encode(ask.question).query
-            budget.spend(len(query) + (ask.n - 1) * len(query.asked_positions))
-
-    def filling(ask: FillAsk, budget: Budget) -> None:
-        budget.spend_on_gaps(gaps_of(service, ask.question), ask.max_tokens, max(ask.n, ask.best_of or 1))
-
-    def ranking(ask: RankAsk, budget: Budget) -> None:
-        parsed(service, ask.question)
-        candidates = fillings(ask.question)
-        budget.spend(len(candidates) * len(encode_text(rendered(candidates[0]), lm.tokenizer)))
-
-    def measuring(ask: LengthsAsk | StreamAsk, budget: Budget) -> None:
-        budget.spend_on_gaps(gaps_of(service, ask.question), ask.max_tokens, 1)
-
-    async def answer(ask: Ask, cost: Callable[[Any, Budget], None], request: Request) -> Response:
+    async def answer(ask: Ask, make: Callable[[Any, Budget], Search[Any]], request: Request) -> Response:
         """Answer a request: one search for each of its questions."""
         questions, budget = named_questions(service, ask.asks, ask.question), Budget(service)
 
-        def make(entry: str | TokenQuery) -> Search[Any]:
-            one = ask.about(as_question(entry))
-            cost(one, budget)
-            return searches.of(one)
+        def search(entry: str | TokenQuery) -> Search[Any]:
+            return make(ask.about(as_question(entry)), budget)
 
-        makes = [naming(name, partial(make, entry)) for name, entry in questions]
-        for name, entry in questions:
-            if may_have_patterns(entry):  # before `makes`, which take turns
-                await service.wait(check_patterns(service, name, entry), request)
+        makes = [naming(name, partial(search, entry)) for name, entry in questions]
+        for name, entry in questions:  # before `makes`, which take turns
+            await check_patterns(service, name, entry, request)
         try:
             return results(await service.ask_all(makes, request))
         except InvalidField:
@@ -190,65 +139,112 @@ def router(service: Service) -> APIRouter:
     async def stream(body: BaseModel, request: Request) -> Response:
         """Send a fill as it is made."""
         if not isinstance(template := body.model_dump()["template"], str):
-            raise InvalidField("template", InputError("a stream takes one template, not a list."))
+            raise InvalidField("template", "a stream takes one template, not a list.")
         for name in body.model_fields_set - STREAMED - {"stream"}:
             if (name, getattr(body, name)) != ("n", 1):
-                raise InvalidField(name, InputError(f"{name} cannot be used with `stream`: leave it out."))
+                raise InvalidField(name, f"{name} cannot be used with `stream`: leave it out.")
         ask = asked(service, StreamAsk, body)
-        if may_have_patterns(template):
-            await service.wait(check_patterns(service, "template", template), request)
+        await check_patterns(service, "template", template, request)
 
         def make(report: Callable[[Piece], object]) -> Search[Any]:
-            measuring(ask, Budget(service))
+            Budget(service).spend_on_gaps(gaps_of(service, template), ask)
             return searches.stream(ask, report)
 
-        return await event_stream(
-            service,
+        return await service.event_stream(
             lambda report: naming("template", partial(make, report))(),
             request,
             lambda pieces: (to_json(piece) async for piece in pieces),
         )
 
-    def add(
-        kind: type[Ask],
-        model: type[BaseModel],
-        reply: type[BaseModel],
-        cost: Callable[[Any, Budget], None],
-        what: str,
-        **more: Any,
-    ) -> None:
-        """Add the route of a kind of question."""
+    def answers(
+        kind: type[Ask], reply: Any, *bodies: dict[str, Any], several: bool = False, content: Any = None, **more: Any
+    ) -> Callable[[Callable[[Any, Budget], Search[Any]]], None]:
+        """Add the route of a kind of question: what is decorated counts the tokens of one, and makes its search.
 
-        async def route(body: BaseModel, request: Request) -> Response:
-            if getattr(body, "stream", False):
-                return await stream(body, request)
-            return await answer(asked(service, kind, body), cost, request)
+        Args:
+            kind: The kind of question.
+            reply: The answer in JSON.
+            *bodies: Examples of requests.
+            several: Whether a question has several answers.
+            content: Other content of replies than JSON.
+            **more: Fields of a request that are none of a question.
+        """
+        name = kind.name.title().replace("_", "")
+        model, schema = request_of(kind, f"{name}Request", *bodies, **more), reply_of(f"{name}Reply", reply, several)
 
-        route.__name__, route.__doc__ = kind.name, what
-        route.__annotations__ = {"body": model, "request": Request, "return": Response}
-        routes.post(f"/v1/{kind.name}", responses=replies(reply, **more))(route)
+        def add(make: Callable[[Any, Budget], Search[Any]]) -> None:
+            async def route(body: BaseModel, request: Request) -> Response:
+                if getattr(body, "stream", False):
+                    return await stream(body, request)
+                return await answer(asked(service, kind, body), make, request)
 
-    add(
+            route.__name__, route.__doc__ = kind.name, make.__doc__
+            route.__annotations__ = {"body": model, "request": Request, "return": Response}
+            routes.post(f"/v1/{kind.name}", responses=replies(schema, content))(route)
+
+        return add
+
+    @answers(
         ScoreAsk,
-        LogProbRequest,
-        LogProbReply,
-        scoring,
-        "Return log p(asked | given) of each query, exactly, in one pass.",
+        fields_of(Score),
+        {"query": CAPITAL},
+        {"query": [CAPITAL, "The {{cat}} sat."], "future": False},
+        {"query": {"tokens": [5, 6, 7], "given": [True, False, True]}, "adapter": "none"},
+        {"query": {"tokens": [5, 6, 7], "given": [True, False, False], "asked": [False, True, False]}},
     )
-    add(SampleAsk, SampleRequest, SampleReply, sampling, "Sample the asked tokens of each query.")
-    events = {"text/event-stream": {"schema": {"type": "string"}}}
-    add(
-        FillAsk,
-        FillRequest,
-        FillReply,
-        filling,
-        "Fill the gaps of each template; with `stream`, send one fill as it is made.",
-        content=events,
-    )
-    add(RankAsk, RankRequest, RankReply, ranking, "Rank the alternatives of each template.")
-    add(LengthsAsk, LengthsRequest, LengthsReply, measuring, "Return the log-probability of each length of a gap.")
+    def log_prob(ask: ScoreAsk, budget: Budget) -> Search[Score]:
+        """Return log p(asked | given) of each query, exactly, in one pass."""
+        parsed(service, ask.question)
+        budget.spend(len(searches.scorable(ask.question)))
+        return searches.log_prob(ask)
 
-    @routes.post("/v1/query", responses=replies(QueryReply))
+    @answers(
+        SampleAsk,
+        fields_of(Fill) | fields_of(Sample),
+        {"query": "The cat {{_2}} the mat.", "n": 2, "temperature": 0.7, "top_p": 0.9, "seed": 1},
+        {"query": ["The {{_1}} sat.", {"tokens": [5, None, 7], "given": [True, False, True]}], "top_k": 3},
+        {"query": GAP, "candidates": 4, "max_tokens": 3},
+        several=True,
+    )
+    def sample(ask: SampleAsk, budget: Budget) -> Search[list[Sample]]:
+        """Sample the asked tokens of each query."""
+        if has_gaps(parts := parsed(service, ask.question)):
+            budget.spend_on_gaps(parts, ask, max(ask.n, ask.candidates))
+        else:
+            query = searches.encode(ask.question).query
+            budget.spend(len(query) + (ask.n - 1) * len(query.asked_positions))
+        return searches.sample(ask)
+
+    @answers(
+        FillAsk,
+        fields_of(Fill),
+        {"template": GAP, "n": 2, "max_tokens": 4, "seed": 0},
+        {"template": [GAP, "The cat {{_1-3}} on the mat."], "n": 1, "max_tokens": 3, "stop": ["."]},
+        {"template": GAP, "max_tokens": 3, "stream": True},
+        several=True,
+        content={"text/event-stream": {"schema": {"type": "string"}}},
+        stream=(bool, Field(False, description=STREAM)),
+    )
+    def fill(ask: FillAsk, budget: Budget) -> Search[list[Fill]]:
+        """Fill the gaps of each template; with `stream`, send one fill as it is made."""
+        budget.spend_on_gaps(gaps_of(service, ask.question), ask, max(ask.n, ask.best_of or 1))
+        return searches.fill(ask)
+
+    @answers(RankAsk, fields_of(Ranking), {"template": RANK}, {"template": [RANK, RANK]})
+    def rank(ask: RankAsk, budget: Budget) -> Search[Ranking]:
+        """Rank the alternatives of each template."""
+        parsed(service, ask.question)
+        candidates = fillings(ask.question)
+        budget.spend(len(candidates) * len(encode_text(rendered(candidates[0]), lm.tokenizer)))
+        return searches.rank(ask)
+
+    @answers(LengthsAsk, fields_of(Lengths), {"template": GAP, "max_tokens": 8}, {"template": [GAP], "known": []})
+    def lengths(ask: LengthsAsk, budget: Budget) -> Search[Lengths]:
+        """Return the log-probability of each length of a gap."""
+        budget.spend_on_gaps(gaps_of(service, ask.question), ask)
+        return searches.lengths(ask)
+
+    @routes.post("/v1/query", responses=replies(reply_of("QueryReply", fields_of(Query))))
     async def query(body: QueryRequest) -> Response:
         """Return the token ids and roles of each template."""
 
@@ -259,11 +255,10 @@ def router(service: Service) -> APIRouter:
         named = named_questions(service, "template", body.template)
         return results([await service.prepare(naming(name, partial(make, template))) for name, template in named])
 
-    @routes.post("/v1/pieces", responses=replies(PiecesReply))
+    @routes.post("/v1/pieces", responses=replies(reply_of("PiecesReply", str)))
     async def pieces(body: PiecesRequest) -> Response:
         """Return the text that each token contributes."""
-        if len(body.tokens) > service.limits.max_tokens_per_request:
-            raise InvalidField("tokens", too_many(len(body.tokens), service.limits.max_tokens_per_request))
+        Budget(service).spend(len(body.tokens), "tokens")
         for i, token in enumerate(body.tokens):
             if token >= lm.vocabulary:
                 error = QueryError(f"the token {token} does not exist: the largest id is {lm.vocabulary - 1}.")
@@ -276,21 +271,20 @@ def router(service: Service) -> APIRouter:
         method = model_method(lm.metadata)
         # The options of a server also have paths and addresses, which are not for clients.
         limits = {item.name: getattr(service.limits, item.name) for item in fields(LimitOptions)}
-        return JSONResponse(
-            {
-                "model": service.name,
-                "version": __version__,
-                "method": method.name,
-                "reads_future": lm.reads_future,
-                "predicts_lengths": bool(service.scheduler.executor.heads),
-                "bound": method.bound,
-                "adapters": list(lm.adapters),
-                "router": lm.router,
-                "positions": lm.positions,
-                "vocabulary": lm.vocabulary,
-                "limits": {**limits, "max_rows": service.scheduler.most_rows},
-            }
+        reply = ModelReply(
+            model=service.name,
+            version=__version__,
+            method=method.name,
+            reads_future=lm.reads_future,
+            predicts_lengths=bool(service.scheduler.executor.heads),
+            bound=method.bound,
+            adapters=list(lm.adapters),
+            router=lm.router,
+            positions=lm.positions,
+            vocabulary=lm.vocabulary,
+            limits={**limits, "max_rows": service.scheduler.most_rows},
         )
+        return JSONResponse(reply.model_dump())
 
     return routes
 
@@ -342,36 +336,33 @@ def naming(param: str, make: Callable[[], Result]) -> Callable[[], Result]:
     return made
 
 
-def may_have_patterns(question: Any) -> bool:
-    """Return whether a question could have a gap with a regular expression."""
-    return isinstance(question, str) and "{{_" in question and ":" in question
-
-
-async def check_patterns(service: Service, param: str, template: str) -> None:
+async def check_patterns(service: Service, param: str, question: Any, request: Request) -> None:
     """Check that the regular expressions of a template compile within limits.
 
     Args:
         service: Compiles them.
-        param: The field of the template.
-        template: The template.
+        param: The field of the question.
+        question: The template, or another question.
+        request: The request whose client waits.
 
     Raises:
         InvalidField: One does not.
     """
-    for slot in await service.prepare(naming(param, partial(parsed, service, template))):
-        pattern = slot.gap.pattern if isinstance(slot, Slot) and slot.gap is not None else None
-        if pattern is not None and not await service.patterns.compile_in_time(pattern):
-            assert isinstance(slot, Slot)
-            problem = "the pattern of this gap takes too long or too much memory to compile: simplify it."
-            raise InvalidField(param, TemplateError(problem, template, slot.at))
+    if not isinstance(question, str) or "{{_" not in question or ":" not in question:
+        return
+
+    async def compile_all() -> None:
+        for slot in await service.prepare(naming(param, partial(parsed, service, question))):
+            pattern = slot.gap.pattern if isinstance(slot, Slot) and slot.gap is not None else None
+            if pattern is not None and not await service.patterns.compile_in_time(pattern):
+                assert isinstance(slot, Slot)
+                problem = "the pattern of this gap takes too long or too much memory to compile: simplify it."
+                raise InvalidField(param, TemplateError(problem, question, slot.at))
+
+    await service.wait(compile_all(), request)
 
 
 def results(answers: Sequence[Any]) -> JSONResponse:
     """Return a reply with one entry per question."""
-    return JSONResponse(
-        {
-            "results": [
-                [to_json(a) for a in answer] if isinstance(answer, list) else to_json(answer) for answer in answers
-            ]
-        }
-    )
+    entries = [[to_json(a) for a in answer] if isinstance(answer, list) else to_json(answer) for answer in answers]
+    return JSONResponse({"results": entries})

@@ -13,11 +13,12 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from acgpt.errors import InputError
 from acgpt.serving.completions import (
@@ -34,11 +35,57 @@ from acgpt.serving.completions import (
     usage_of,
 )
 from acgpt.serving.errors import InvalidField
-from acgpt.serving.events import event_stream
-from acgpt.serving.requests import MOST_TOP, Count, FewStops, Neutral, Prompts, Share, Strict, Temperature, Tokens
+from acgpt.serving.schemas import LARGEST, MOST_TOP, TEXT, Count, Share, Stops, Strict, Temperature, Token
 from acgpt.serving.service import Service
 
 DONE = "data: [DONE]\n\n"  # end of a stream
+FEW_STOPS = 4  # strings, as OpenAI's servers take
+
+
+# ---- schemas --------------------------------------------------------------------------------------------------------
+
+
+def is_token(value: Any) -> bool:
+    """Return whether a value can be a token id."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def prompts_of(value: Any) -> list[str | tuple[int, ...]]:
+    """Return the prompts of a request: a text, token ids, or a list of either."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(isinstance(entry, str) for entry in value):
+            return list(value)
+        if all(map(is_token, value)):
+            return [tuple(value)]
+        if all(isinstance(entry, list) and entry and all(map(is_token, entry)) for entry in value):
+            return [tuple(entry) for entry in value]
+    raise PydanticCustomError("prompt", "it must be a text, a list of texts, token ids, or a list of token ids")
+
+
+def few_stops(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse more stop strings than OpenAI's servers take."""
+    if len(value) > FEW_STOPS:
+        raise PydanticCustomError("stop", f"at most {FEW_STOPS} strings are allowed")
+    return value
+
+
+def neutral(value: Any) -> Any:
+    """Refuse a value that has an effect, of a field that is not supported."""
+    if value not in (None, 0, {}, False):
+        raise PydanticCustomError("unsupported", "this field is not supported; leave it out")
+    return value
+
+
+IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+Prompts = Annotated[
+    Any,
+    PlainValidator(prompts_of),
+    WithJsonSchema({"anyOf": [TEXT, IDS, {"type": "array", "items": TEXT}, {"type": "array", "items": IDS}]}),
+]
+FewStops = Annotated[Stops, AfterValidator(few_stops)]
+Neutral = Annotated[Any, AfterValidator(neutral)]
 
 
 class StreamOptions(Strict):
@@ -57,7 +104,7 @@ class CompletionRequest(Strict):
         examples=["The capital of France is"],
     )
     suffix: str | None = Field(None, description="Text after the completion, which fills the gap before it.")
-    max_tokens: Tokens | None = Field(16, description="Maximum number of tokens; 0 is allowed with echo.")
+    max_tokens: Token | None = Field(16, description="Maximum number of tokens; 0 is allowed with echo.")
     temperature: Temperature | None = Field(
         None, description="Sampling temperature. Default: 1; with a suffix 0, which finds the best fill."
     )
@@ -128,7 +175,7 @@ def router(service: Service) -> APIRouter:
         if body.stream:
             usage = body.stream_options is not None and body.stream_options.include_usage
             chunks = partial(chunked, envelope=envelope, echoed=echoed, usage=usage)
-            return await event_stream(service, partial(completer.stream, ask), request, chunks, DONE)
+            return await service.event_stream(partial(completer.stream, ask), request, chunks, DONE)
         result = joined(await service.ask_all(completer.complete(ask), request))
         before = echoed or [""] * len(result.texts)
         choices = [choice(index, before[index] + text.text, text) for index, text in enumerate(result.texts)]

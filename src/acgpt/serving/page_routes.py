@@ -9,12 +9,13 @@ p(token | all others) takes one query per token, so clients ask for some positio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field
 
 from acgpt.common.files import finite
 from acgpt.display.show import figure
@@ -28,12 +29,10 @@ from acgpt.models.router import Route
 from acgpt.query.query import Query
 from acgpt.query.text import encode_text
 from acgpt.serving.errors import InvalidField, LimitExceeded
+from acgpt.serving.limits import Budget
 from acgpt.serving.native import CAPITAL, naming
-from acgpt.serving.requests import MOST_TOP, Budget, Count, Strict
-from acgpt.serving.schemas import Number, examples, fields_of, replies, sent_fields
+from acgpt.serving.schemas import MOST_TOP, Count, Strict, examples, fields_of, replies, sent_fields
 from acgpt.serving.service import USAGE, Service
-
-Surprise = tuple[list[int], dict[int, TopScore], Route | None]  # tokens, scores by position, and what answered
 
 MOST_SLOTS = 400  # maximum number of slots of a layout: the mask is quadratic
 
@@ -70,28 +69,34 @@ class LayoutRequest(Asking):
     template: str = Field(description="A template without gaps.")
 
 
-class ExpectedFields(BaseModel):
+@dataclass(frozen=True)
+class Expected:
     """A token that the model expected."""
 
     text: str
     id: int
-    log_prob: Number
+    log_prob: float
 
 
-SurpriseFields = create_model(
-    "SurpriseFields",
-    __base__=fields_of(TokenScore),
-    __doc__="One token, and what the model expected in its place.",
-    expected=(list[ExpectedFields], ...),
-)
+@dataclass(frozen=True)
+class Surprise(TokenScore):
+    """One token, and what the model expected in its place."""
+
+    expected: tuple[Expected, ...]
 
 
-class SurpriseReply(BaseModel):
-    """The tokens that were asked, and the pieces of the whole text."""
+@dataclass(frozen=True)
+class Surprises:
+    """The tokens that were asked, and the pieces of the whole text.
 
-    pieces: list[str] = Field(description="The text of every token.")
-    tokens: list[SurpriseFields]  # type: ignore[valid-type]
-    future: bool = Field(description="Whether all other tokens were given.")
+    Attributes:
+        pieces: The text of every token.
+        future: Whether all other tokens were given.
+    """
+
+    pieces: tuple[str, ...]
+    tokens: tuple[Surprise, ...]
+    future: bool
     adapter: str | None
 
 
@@ -128,11 +133,11 @@ def router(service: Service) -> APIRouter:
     """
     routes, lm, searches = APIRouter(tags=["page"]), service.lm, service.lm.searches
 
-    @routes.post("/v1/surprise", responses=replies(SurpriseReply))
+    @routes.post("/v1/surprise", responses=replies(fields_of(Surprises, "SurpriseReply")))
     async def surprise(body: SurpriseRequest, request: Request) -> Response:
         """Return the log-probability of the tokens of a text, and the tokens that were expected."""
 
-        def make() -> Search[Surprise]:
+        def make() -> Search[Surprises]:
             service.check_characters(len(body.text))
             ids = encode_text(body.text, lm.tokenizer)
             if not ids:
@@ -146,14 +151,11 @@ def router(service: Service) -> APIRouter:
             Budget(service).spend(len(ids) * (len(positions) if body.future else 1))
             queries = surprise_queries(ids, positions, body.future)
             found = searches.router.routes(queries, body.future, body.adapter)
-            return surprise_search(ids, queries, found, body.top)
+            return surprise_search(ids, queries, found, body.top, lm.pieces)
 
-        ((ids, scores, route),) = await service.ask_all([naming("text", make)], request)
-        if usage := USAGE.get():
-            usage.tokens = len(scores)
-        tokens = await service.prepare(lambda: surprise_json(ids, scores, lm.pieces))
-        about = {"future": route is not None and route.future, "adapter": route and route.adapter}
-        return JSONResponse(finite({**tokens, **about}))
+        (answer,) = await service.ask_all([naming("text", make)], request)
+        USAGE.get([]).append(len(answer.tokens))
+        return JSONResponse(finite(asdict(answer)))
 
     @routes.post("/v1/layout", responses=replies(LayoutReply))
     async def layout(body: LayoutRequest) -> Response:
@@ -188,40 +190,20 @@ def surprise_queries(ids: Sequence[int], positions: Sequence[int], future: bool)
     return [Query(ids[: len(asked)], [not each for each in asked], asked)] if asked else []
 
 
-def surprise_search(ids: list[int], queries: list[Query], routes: list[Route], top: int) -> Search[Surprise]:
-    """Score queries, with the most probable tokens if some are wanted."""
+def surprise_search(
+    ids: list[int], queries: list[Query], routes: list[Route], top: int, pieces: Callable[[list[int]], list[str]]
+) -> Search[Surprises]:
+    """Score queries, with the most probable tokens if some are wanted; `pieces` returns the text of each token."""
     scores: list[TopScore] = []
     if queries and top:
         scores = [score for answer in (yield Top(queries, routes, top)) for score in answer]
     elif queries:
         scores = [TopScore(float(each), (), ()) for answer in (yield Scores(queries, routes)) for each in answer]
+    texts, names = pieces(ids), {token: pieces([token])[0] for token in {i for score in scores for i in score.ids}}
     positions = [position for query in queries for position in query.asked_positions]
-    return ids, dict(zip(positions, scores, strict=True)), routes[0] if routes else None
-
-
-def surprise_json(
-    ids: list[int], scores: Mapping[int, TopScore], pieces: Callable[[list[int]], list[str]]
-) -> dict[str, Any]:
-    """Return the text of all tokens, and the scores.
-
-    Args:
-        ids: All tokens of the text.
-        scores: By position, the log-probability of a token, and the most probable tokens in its place.
-        pieces: Returns the text of each token.
-    """
-    texts = pieces(ids)
-    names = {token: pieces([token])[0] for token in {token for score in scores.values() for token in score.ids}}
-    tokens = [
-        {
-            "text": texts[position - 1],
-            "id": ids[position - 1],
-            "position": position,
-            "log_prob": score.log_prob,
-            "expected": [
-                {"text": names[token], "id": token, "log_prob": log_prob}
-                for token, log_prob in zip(score.ids, score.log_probs, strict=True)
-            ],
-        }
-        for position, score in scores.items()
-    ]
-    return {"pieces": texts, "tokens": tokens}
+    tokens = []
+    for position, score in zip(positions, scores, strict=True):
+        expected = (Expected(names[i], i, log_prob) for i, log_prob in zip(score.ids, score.log_probs, strict=True))
+        tokens.append(Surprise(texts[position - 1], ids[position - 1], position, score.log_prob, tuple(expected)))
+    future, adapter = (routes[0].future, routes[0].adapter) if routes else (False, None)
+    return Surprises(tuple(texts), tuple(tokens), future, adapter)

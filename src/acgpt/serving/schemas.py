@@ -1,7 +1,7 @@
-"""Requests and replies of the native routes and the page's: pydantic models, made of the classes in `models.ask`.
+"""Requests and replies as pydantic models: fields that protocols share, and models made of the classes in `models.ask`.
 
-Requests are checked strictly: an unknown field is an error, and a string is not taken for a number. Numbers that are
-not finite are null in replies, because JSON has no others.
+Native requests are checked strictly: an unknown field is an error, and a string is not taken for a number. Numbers that
+are not finite are null in replies, because JSON has no others.
 """
 
 from __future__ import annotations
@@ -14,14 +14,79 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from acgpt.common.options import Range, last_type
 from acgpt.models.answer_json import field_types
 from acgpt.models.ask import Ask, Score
-from acgpt.serving.requests import LARGEST, BoundedStops, Strict
 
-Token = Annotated[int, Field(ge=0, le=LARGEST)]
+LARGEST = 2**31 - 1  # of whole numbers
+MOST_TOP = 20  # of most probable tokens with each log-probability
+MOST_STOPS, STOP_CHARACTERS = 64, 4096  # strings of a request, and characters of all of them: each token is compared
+
+
+# ---- fields -------------------------------------------------------------------------------------------------------
+
+
+class Strict(BaseModel):
+    """A request in which unknown fields are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Lenient(BaseModel):
+    """A request in which unknown fields are ignored, and null stands for the default."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_null(cls, fields: Any) -> Any:
+        """Leave out fields that are null."""
+        return (
+            {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
+        )
+
+
+def stops_of(value: Any) -> tuple[str, ...]:
+    """Return the stop strings of a request: one, or a list."""
+    strings = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(string, str) and string for string in strings):
+        raise PydanticCustomError("stop", "it must be a text that is not empty, or a list of such texts")
+    return tuple(bounded_stops(strings))
+
+
+def bounded_stops(value: Any) -> Any:
+    """Refuse stop strings that are too many, or too long together."""
+    strings = [value] if isinstance(value, str) else value or []
+    if len(strings) > MOST_STOPS:
+        raise PydanticCustomError("stop", f"at most {MOST_STOPS} strings are allowed, not {len(strings)}")
+    if (characters := sum(map(len, strings))) > STOP_CHARACTERS:
+        raise PydanticCustomError("stop", f"at most {STOP_CHARACTERS} characters are allowed, not {characters}")
+    return value
+
+
+TEXT: dict[str, Any] = {"type": "string"}
+Stops = Annotated[
+    Any, PlainValidator(stops_of), WithJsonSchema({"anyOf": [TEXT, {"type": "array", "items": TEXT}, {"type": "null"}]})
+]
+BoundedStops = AfterValidator(bounded_stops)  # for fields that say themselves which strings they take
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+Token = Annotated[int, Field(ge=0, le=LARGEST)]  # also a number of tokens
+Temperature = Annotated[float, Field(ge=0, le=100)]
+Share = Annotated[float, Field(gt=0, le=1)]
 Number = float | None  # null if it is not finite
 
 
@@ -95,20 +160,17 @@ def sent_fields(kind: type[Ask]) -> dict[str, Any]:
     return sent
 
 
-def request_of(kind: type[Ask], *bodies: dict[str, Any], **more: Any) -> type[BaseModel]:
+def request_of(kind: type[Ask], name: str, *bodies: dict[str, Any], **more: Any) -> type[BaseModel]:
     """Return the request of a kind of question.
 
     Args:
         kind: The kind.
+        name: Name of the request.
         *bodies: Examples.
         **more: Further fields.
     """
-    name = f"{kind.name.title().replace('_', '')}Request"
-    with_examples = create_model("Examples", __base__=Strict)
-    with_examples.model_config |= examples(*bodies)
-    made: type[BaseModel] = create_model(
-        name, __base__=with_examples, __doc__=kind.__doc__, **sent_fields(kind), **more
-    )
+    base = type("Examples", (Strict,), {"model_config": examples(*bodies)})
+    made: type[BaseModel] = create_model(name, __base__=base, __doc__=kind.__doc__, **sent_fields(kind), **more)
     return made
 
 
@@ -116,8 +178,13 @@ def request_of(kind: type[Ask], *bodies: dict[str, Any], **more: Any) -> type[Ba
 
 
 @cache
-def fields_of(kind: type) -> type[BaseModel]:
-    """Return the reply for a class of answers, with its fields as `answer_json` writes them."""
+def fields_of(kind: type, name: str = "") -> type[BaseModel]:
+    """Return the reply for a class of answers, with its fields as `answer_json` writes them.
+
+    Args:
+        kind: The class.
+        name: Name of the reply. Default: that of the class, and `Fields`.
+    """
     notes: dict[str, str] = {}
     for each in reversed(kind.__mro__):
         notes |= re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(each) or "", re.MULTILINE)
@@ -130,7 +197,7 @@ def fields_of(kind: type) -> type[BaseModel]:
         for name, hint in hints.items()
     }
     summary = (inspect.getdoc(kind) or "").partition("\n")[0]
-    made: type[BaseModel] = create_model(f"{kind.__name__}Fields", __doc__=summary, **entries)
+    made: type[BaseModel] = create_model(name or f"{kind.__name__}Fields", __doc__=summary, **entries)
     return made
 
 
@@ -153,7 +220,7 @@ def json_type(hint: Any) -> Any:
     return Number if hint is float else hint
 
 
-def reply_of(name: str, entry: Any, *, several: bool = False) -> type[BaseModel]:
+def reply_of(name: str, entry: Any, several: bool = False) -> type[BaseModel]:
     """Return a reply with one entry per question, or with several."""
     entry = list.__class_getitem__(entry) if several else entry
     return create_model(name, __doc__="One entry per question.", results=(list[entry], ...))
@@ -184,6 +251,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def replies(model: type[BaseModel], **more: Any) -> dict[int | str, dict[str, Any]]:
-    """Return the replies of a route, for its schema."""
-    return {200: {"model": model, **more}, **ERRORS}
+def replies(model: type[BaseModel], content: Any = None) -> dict[int | str, dict[str, Any]]:
+    """Return the replies of a route, for its schema; `content` is other content than JSON."""
+    return {200: {"model": model} | ({"content": content} if content else {}), **ERRORS}

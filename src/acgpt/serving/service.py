@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import InvalidStateError, ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
-from acgpt.errors import Draining, QueryError
+from acgpt.errors import Draining, QueryError, log_failure
 from acgpt.models.ask import Piece, Score
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.scheduler import Job, Scheduler
-from acgpt.serving.errors import DISCONNECTED, TIME_EXCEEDED, Rejected
+from acgpt.serving.errors import DISCONNECTED, TIME_EXCEEDED, UNEXPECTED, Rejected, error_body, kind_of
 from acgpt.serving.options import LimitOptions
 from acgpt.serving.patterns import Patterns
 
@@ -41,32 +42,20 @@ class Counted(Protocol):
     drawn_tokens: int
 
 
-@dataclass
-class Usage:
-    """What a request has used, for the access log.
-
-    Args:
-        tokens: Number of tokens in its answers, drawn or scored; `None` if it asked no question.
-    """
-
-    tokens: int | None = None
-
-    def add(self, answer: Any) -> None:
-        """Count the tokens of an answer, or of each of several."""
-        if isinstance(answer, list):
-            for each in answer:
-                self.add(each)
-        elif isinstance(answer, Piece):
-            self.add(answer.fill)
-        elif isinstance(answer, Score):
-            self.tokens = (self.tokens or 0) + len(answer.tokens)
-        elif isinstance(answer, Counted):
-            self.tokens = (self.tokens or 0) + answer.drawn_tokens
-
-
 # Of the request that is being answered:
-USAGE: ContextVar[Usage | None] = ContextVar("usage", default=None)
+USAGE: ContextVar[list[int]] = ContextVar("usage")  # numbers of tokens in its answers, drawn or scored
 DEADLINE: ContextVar[float | None] = ContextVar("deadline", default=None)  # by time.monotonic()
+
+
+def note_usage(answer: Any) -> None:
+    """Note the tokens of an answer, or of each of several, for the access log."""
+    if isinstance(answer, list):
+        for each in answer:
+            note_usage(each)
+    elif isinstance(answer, Piece):
+        note_usage(answer.fill)
+    elif isinstance(answer, Score | Counted):
+        USAGE.get([]).append(len(answer.tokens) if isinstance(answer, Score) else answer.drawn_tokens)
 
 
 class Service:
@@ -177,8 +166,7 @@ class Service:
             Rejected: The time is over, or the client has hung up.
         """
         answers = await self.wait(self._answers(makes), request)
-        if usage := USAGE.get():
-            usage.add(answers)
+        note_usage(answers)
         return answers
 
     async def _answers(self, makes: list[Callable[[], Search[Result]]]) -> list[Result]:
@@ -224,8 +212,7 @@ class Service:
                     item = await items.get()
                 if item is ended:
                     break
-                if usage := USAGE.get():
-                    usage.add(item)
+                note_usage(item)
                 yield item
             if job.future.cancelled():
                 raise too_slow(self.seconds) if loop.time() >= deadline else Draining("the server has stopped.")
@@ -237,6 +224,51 @@ class Service:
                 timer.cancel()
             if job is not None and not job.future.done():
                 job.cancel()
+
+    async def event_stream(
+        self,
+        make: Callable[[Callable[[Any], object]], Search[Any]],
+        request: Request,
+        encode: Callable[[AsyncGenerator[Any]], AsyncGenerator[Any]],
+        last: str = "",
+    ) -> StreamingResponse:
+        """Return a reply that sends what a search reports as server-sent events, see `event`.
+
+        Errors before the first event are replies with a status of their own; later ones are an event, the last one. If
+        the client hangs up, the search is cancelled.
+
+        Args:
+            make: Makes the search; it is passed a function that reports an item.
+            request: The request.
+            encode: Makes objects for JSON from the items, one for each event.
+            last: What is sent at the end, if nothing has failed.
+        """
+        items: AsyncGenerator[Any] = self.stream(make)
+        objects = encode(items)
+        first = await self.wait(anext(objects), request)
+
+        async def events() -> AsyncIterator[str]:
+            try:
+                yield event(first)
+                async for fields in objects:
+                    yield event(fields)
+                if last:
+                    yield last
+            except Exception as error:
+                if kind_of(error) is UNEXPECTED:
+                    log_failure(error)
+                yield event(error_body(error), "error")
+            finally:
+                await objects.aclose()
+                await items.aclose()
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+def event(fields: Any, name: str | None = None) -> str:
+    r"""Return one server-sent event: `data: {"text": " Fr", …}`, after its name (`event: error`) if it has one."""
+    data = json.dumps(fields, ensure_ascii=False, allow_nan=False)
+    return f"event: {name}\ndata: {data}\n\n" if name else f"data: {data}\n\n"
 
 
 def too_slow(seconds: float) -> Rejected:
