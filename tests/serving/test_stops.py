@@ -15,7 +15,7 @@ from acgpt.serving.completions import Writer
 def test_a_text_ends_before_the_first_stop_string_and_nothing_of_it_is_shown(seed):
     rng = random.Random(seed)
     words, text = ["".join(rng.choices("ab", k=rng.randint(1, 6))) for _ in range(2)], "".join(rng.choices("ab", k=40))
-    writer = Writer(lambda token: text[token : token + 1].encode(), [], words, np.ones(40, dtype=np.bool_), 0)
+    writer = Writer(0, lambda token: text[token : token + 1].encode(), [], words, np.ones(40, dtype=np.bool_), 0)
     shown = ""
     for token in range(len(text)):
         writer.advance(token)

@@ -47,7 +47,6 @@ Drawn = tuple[np.ndarray, np.ndarray]  # the asked tokens of a sample and their 
 Answer = tuple[int, int, Drawn]  # number of the query, number of the sample, and the sample
 Forward = Callable[..., Tensor]  # see `cpu_step.LlamaStep.__call__` and `cuda_step.CudaStep.__call__`
 
-GREEDY = 1e-6  # lower temperatures count as 0: dividing by them would overflow
 FEW = 1024  # likeliest tokens that are sorted first; truncation mostly ends among them
 MOST_GRAPHS = 64  # captured steps to keep: one for each adapter, number of rows, width, capacity and sampling
 
@@ -97,12 +96,12 @@ def draw_among(
         allowed; and, with `allowed`, (R,) the log-probabilities with which they were drawn (0 for greedy decoding).
     """
     if allowed is None and logits.is_cuda and draw_kernel.works(logits.device, logits.dtype):
-        temperature = 0.0 if sampling.temperature < GREEDY else sampling.temperature
+        temperature = 0.0 if sampling.greedy else sampling.temperature
         return *draw_kernel.draw(logits, uniform, temperature, sampling.top_p, sampling.top_k), None
     log_probs = logits.to(logits.dtype if logits.dtype == torch.float64 else torch.float32).log_softmax(-1)
     proposal = log_probs if allowed is None else log_probs.masked_fill(~allowed, float("-inf"))
     drawn_with = None if allowed is None else torch.zeros_like(log_probs[:, 0])
-    if sampling.temperature < GREEDY:
+    if sampling.greedy:
         token = proposal.argmax(-1)
     else:
         p = (proposal / sampling.temperature).softmax(-1)

@@ -36,7 +36,7 @@ from acgpt.common.files import disk_errors, write_atomically, write_json
 from acgpt.common.memory import gc_paused
 from acgpt.common.options import ignore
 from acgpt.common.provenance import date_and_command, versions
-from acgpt.engine.decode import GREEDY, Answer
+from acgpt.engine.decode import Answer
 from acgpt.engine.modules import evaluating
 from acgpt.errors import InputError
 from acgpt.evaluation.dataset import EvaluationDataset
@@ -94,7 +94,7 @@ class Generator:
         self.method = (method or model_method(lm.metadata)).configured(self.options)
         self.samples, self.prompt, self.compiled = samples, prompt, compiled
         self.sampling = sampling or Sampling(temperature=TEMPERATURE, top_p=TOP_P)
-        if samples > 1 and self.sampling.temperature < GREEDY:
+        if samples > 1 and self.sampling.greedy:
             warnings.warn(
                 f"temperature 0 is greedy: the {samples} samples of a text are identical, unless the method also draws "
                 "the order of the tokens at random.",

@@ -19,7 +19,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from acgpt.engine.decode import GREEDY, randomness
+from acgpt.engine.decode import randomness
 from acgpt.errors import QueryError
 from acgpt.models.executor import LengthRequest, Search
 from acgpt.models.fill import Candidate, Filler
@@ -65,7 +65,7 @@ class FillByLengths(Filler):
 
     def choose_lengths(self) -> Search[tuple[int, ...]]:
         """Draw the lengths of all regions; with temperature 0, return the likeliest ones."""
-        if self.sampling.temperature < GREEDY:
+        if self.sampling.greedy:
             yield from self.likeliest_lengths()
             return next(iter(self.log_lengths))
         ((lengths, _),) = yield from self.draw_lengths([0])
@@ -73,7 +73,7 @@ class FillByLengths(Filler):
 
     def stream(self, notify: Callable[[int, str], object]) -> Search[Candidate]:
         """Draw one fill, see `Filler.stream`; with temperature 0, find the best one, which is then known as a whole."""
-        if self.sampling.temperature >= GREEDY or self.gapped.open_ended:
+        if not self.sampling.greedy or self.gapped.open_ended:
             return (yield from super().stream(notify))
         self.begin()
         best = min((yield from self.candidates(0)), key=Candidate.order)
@@ -177,7 +177,7 @@ class FillByLengths(Filler):
         as usual, and there is nothing to correct. With temperature 0, the best fill is returned.
         """
         ask, sampling = self.ask, self.sampling
-        if sampling.temperature < GREEDY:
+        if sampling.greedy:
             found = yield from self.candidates(0)
             return [min(found, key=Candidate.order)] * ask.n
         exact = sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k is None

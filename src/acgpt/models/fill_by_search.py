@@ -24,7 +24,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from acgpt.engine.decode import GREEDY, randomness
+from acgpt.engine.decode import randomness
 from acgpt.errors import QueryError
 from acgpt.models.executor import Search
 from acgpt.models.fill import Candidate, Filler
@@ -122,7 +122,7 @@ class FillBySearch(Filler):
         drawn = yield from self.draw(gapped, self.constraints, jobs, greedy=False)
         yield from self.score(gapped, drawn)
         temperature = self.sampling.temperature
-        if temperature < GREEDY:
+        if self.sampling.greedy:
             return [max(drawn, key=lambda candidate: candidate.log_text)] * ask.n
         drawn_at = Counter(candidate.lengths for candidate in drawn)
         log_weights = np.array([c.log_text / temperature - c.drawn_with - math.log(drawn_at[c.lengths]) for c in drawn])

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from acgpt.common.options import Options, declared, documented, option
 
+GREEDY = 1e-6  # lower temperatures count as 0: dividing by them would overflow
+
 
 @documented
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,11 @@ class SamplingOptions(Options):
         metavar="N",
         flags=("--seed", "-s"),
     )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest tokens are taken."""
+        return self.temperature < GREEDY
 
 
 @documented

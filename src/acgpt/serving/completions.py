@@ -18,7 +18,7 @@ from __future__ import annotations
 import codecs
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -27,11 +27,9 @@ import numpy as np
 from pydantic import BaseModel
 
 from acgpt.common.options import Range, declared, ignore, option
-from acgpt.engine.decode import GREEDY
 from acgpt.engine.score import TopScore
 from acgpt.engine.steps import Row
 from acgpt.errors import ModelError, QueryError, too_long
-from acgpt.models.adapters import BARE
 from acgpt.models.ask import (
     MAX_TOKENS,
     Choice,
@@ -50,10 +48,11 @@ from acgpt.models.executor import Rows, Search, Top
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.router import Route
 from acgpt.query.query import Query
+from acgpt.query.sampling import SamplingOptions
 from acgpt.query.template import escape, parse
 from acgpt.query.text import encode_text, pieces
 from acgpt.query.vocabulary import ByteVocabulary
-from acgpt.serving.errors import InvalidField, LimitExceeded, UnknownModel
+from acgpt.serving.errors import InvalidField, LimitExceeded
 from acgpt.serving.limits import Budget, check_numbers, check_questions
 from acgpt.serving.service import Service
 
@@ -103,11 +102,6 @@ class CompletionAsk(LongAsk, DrawingOptions):
         return max(self.n, self.best_of or 0)
 
     @property
-    def greedy(self) -> bool:
-        """Whether the most probable tokens are taken."""
-        return self.temperature < GREEDY
-
-    @property
     def resampled(self) -> bool:
         """Whether a gap is drawn from candidates of all lengths; otherwise its length is found before its text."""
         return not self.greedy and (self.max_tokens or self.min_tokens + MAX_TOKENS) <= CANDIDATES
@@ -122,6 +116,7 @@ class Completion:
         ids: The tokens that were drawn, also those that a stop string has cut off and the token that ended the text.
         ended_by: "eos" if the model ended the text, "word" if a stop string did, "limit" if there was no room or time.
         word: The stop string that ended it.
+        offsets: Of a continuation, where each token begins in the text; without those that a stop string has cut off.
         log_probs: Log-probabilities of the tokens if they were asked for, in the terms of OpenAI's completions.
     """
 
@@ -129,6 +124,7 @@ class Completion:
     ids: tuple[int, ...]
     ended_by: str
     word: str = ""
+    offsets: tuple[int, ...] = ()
     log_probs: dict[str, Any] | None = None
 
     @property
@@ -151,6 +147,18 @@ class Completions:
     prompt_tokens: int
     drawn_tokens: int
 
+    @classmethod
+    def joined(cls, results: Sequence[Completions]) -> Completions:
+        """Return the results of several searches as one."""
+        texts = tuple(text for result in results for text in result.texts)
+        return cls(texts, sum(each.prompt_tokens for each in results), sum(each.drawn_tokens for each in results))
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """The numbers of tokens, in the terms of OpenAI and Mistral."""
+        total = self.prompt_tokens + self.drawn_tokens
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.drawn_tokens, "total_tokens": total}
+
 
 @dataclass(frozen=True)
 class Delta:
@@ -172,6 +180,7 @@ class Writer:
     """The text of one row as it is drawn. It ends the row, and says which tokens may end it; see `decoding.Guide`.
 
     Args:
+        index: Number of the text.
         bytes_of: Returns the bytes of a token.
         ends: Tokens that end the text.
         stop: Strings before which it ends.
@@ -181,32 +190,33 @@ class Writer:
 
     def __init__(
         self,
+        index: int,
         bytes_of: Callable[[int], bytes],
         ends: Sequence[int],
         stop: Sequence[str],
         allowed: np.ndarray,
         least: int,
     ) -> None:
-        self.bytes_of, self.ends, self.stop, self.least = bytes_of, frozenset(ends), tuple(stop), least
+        self.index, self.bytes_of, self.ends, self.stop, self.least = index, bytes_of, frozenset(ends), stop, least
         self.all, self.inner = allowed, allowed.copy()
         self.inner[list(self.ends)] = False
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")  # holds back half a character
         self.text, self.shown = "", 0
         self.held = max(map(len, self.stop), default=1) - 1  # characters at the end that may begin a stop string
-        self.drawn = 0
+        self.offsets: list[int] = []  # where each token that was drawn begins
         self.ended_by, self.word = "", ""
 
     def allowed(self) -> np.ndarray:
         """Return which tokens may come next."""
-        return self.all if self.drawn >= self.least else self.inner
+        return self.all if len(self.offsets) >= self.least else self.inner
 
     def advance(self, token: int) -> None:
         """Note that a token has been drawn."""
-        self.drawn += 1
+        begin = len(self.text)
+        self.offsets.append(begin)
         if token in self.ends:
             self.ended_by = "eos"
             return
-        begin = len(self.text)
         self.text += self.decoder.decode(self.bytes_of(token))
         places = [(self.text.find(word, max(0, begin - len(word) + 1)), word) for word in self.stop]
         if found := [(at, word) for at, word in places if at >= 0]:
@@ -218,6 +228,11 @@ class Writer:
         held = 0 if done or self.ended_by else self.held
         begin, self.shown = self.shown, max(self.shown, len(self.text) - held)
         return self.text[begin : self.shown]
+
+    def completion(self, ids: Iterable[int]) -> Completion:
+        """Return the finished text, of these tokens."""
+        shown = [begin for begin in self.offsets if self.ended_by != "word" or begin < len(self.text)]
+        return Completion(self.text, tuple(ids), self.ended_by or "limit", self.word, tuple(shown))
 
 
 class Completer:
@@ -233,77 +248,73 @@ class Completer:
 
     # ---- questions --------------------------------------------------------------------------------------------------
 
-    def complete(self, ask: CompletionAsk) -> list[Callable[[], Search[Completions]]]:
-        """Return what makes the searches for completions; together, their results are the answer (see `joined`)."""
+    def complete(
+        self, ask: CompletionAsk, report: Callable[[Delta], object] | None = None
+    ) -> list[Callable[[], Search[Completions]]]:
+        """Return what makes the searches for completions, whose results are the answer, see `Completions.joined`.
+
+        Args:
+            ask: What is asked for.
+            report: Called with new parts of the texts; only if no more are drawn than returned.
+        """
         if ask.is_gap:
-            return [partial(self.gap, prompt, ask) for prompt in ask.prompt]
-        return [lambda: self.continuation(ask)]
+            return [partial(self.gap, prompt, ask, report, i * ask.n) for i, prompt in enumerate(ask.prompt)]
+        return [partial(self.continuation, ask, report or ignore)]
 
     def stream(self, ask: CompletionAsk, report: Callable[[Delta | Completions], object]) -> Search[Completions]:
         """Make a search that reports parts of the texts as they are drawn, and at its end the result."""
-        if ask.is_gap:
-            search = one_by_one([self.gap(prompt, ask, report, i * ask.n) for i, prompt in enumerate(ask.prompt)])
-        else:
-            search = one_by_one([self.continuation(ask, report)])
+        search = one_by_one([make() for make in self.complete(ask, report)])
 
         def reporting() -> Search[Completions]:
-            completions = joined((yield from search))
+            completions = Completions.joined((yield from search))
             report(completions)
             return completions
 
         return reporting()
 
     def continuation(self, ask: CompletionAsk, report: Callable[[Delta], object] = ignore) -> Search[Completions]:
-        """Continue prompts from left to right.
-
-        Args:
-            ask: What is asked for.
-            report: Called with new parts of the texts; only if no more are drawn than returned.
-        """
+        """Continue prompts from left to right, see `complete`."""
         read = [self.read(prompt) for prompt in ask.prompt]
+        count = 0 if ask.max_tokens == 0 else ask.drawn
         queries, routes = [], []
         for i, (start, ids) in enumerate(read):
             room = self.lm.positions - 1 - len(ids)
-            if room < (ask.max_tokens != 0):  # one token at least, if any are to be drawn
-                raise InvalidField(f"prompt.{i}" if len(read) > 1 else "prompt", self.too_long(ids))
-            most = room if ask.max_tokens is None else min(ask.max_tokens, room)
-            known = [True] * len(ids) + [False] * most
-            queries.append(Query([*ids, *[None] * most], known, None, start) if most else None)
+            if room < min(1, count):  # one token at least, if any are to be drawn
+                problem = too_long(len(ids), self.lm.positions)
+                error = QueryError(f"{problem} With max_tokens above 0, one of them is for the completion.")
+                raise InvalidField(f"prompt.{i}" if len(read) > 1 else "prompt", error)
             routes.append(self.route(start, ids, ask.adapter))
+            if count:
+                unknown = [None] * (room if ask.max_tokens is None else min(ask.max_tokens, room))
+                known = [True] * len(ids) + [False] * len(unknown)
+                queries.append(Query([*ids, *unknown], known, None, start))
         allowed = self.drawable(routes[0])
 
         def search() -> Search[Completions]:
             deadline = math.inf if ask.seconds is None else time.monotonic() + ask.seconds
-            index_of: dict[int, int] = {}  # number of the text of each writer
 
             def progress(row: Row) -> None:
-                writer = row.guide
-                assert isinstance(writer, Writer)
+                writer = writer_of(row)
                 if time.monotonic() > deadline and not writer.ended_by:
                     writer.ended_by = "limit"
                 if text := writer.news(row.done):
-                    report(Delta(index_of[id(writer)], text))
+                    report(Delta(writer.index, text))
 
-            def stopped(row: Row) -> bool:
-                assert isinstance(row.guide, Writer)
-                return bool(row.guide.ended_by)
-
-            request = Rows(ask.sampling, stopped, ask.notice, progress)
-            for query, route in zip(queries, routes, strict=True):
-                for sample in range(ask.drawn if query is not None else 0):
-                    assert query is not None
-                    writer = Writer(self.bytes_of, self.ends, ask.stop, allowed, ask.min_tokens)
-                    index_of[id(writer)] = len(request.rows)
+            request = Rows(ask.sampling, lambda row: bool(writer_of(row).ended_by), ask.notice, progress)
+            for query, route in zip(queries, routes, strict=False):  # no queries, if nothing is to be drawn
+                for sample in range(count):
+                    writer = Writer(len(request.rows), self.bytes_of, self.ends, ask.stop, allowed, ask.min_tokens)
                     request.add(query, sample, route, writer)
             rows = iter((yield request) if request.rows else [])
             chosen: list[Completion] = []
             drawn = 0
-            for query in queries:
-                own = [next(rows) for _ in range(ask.drawn)] if query is not None else []
+            for _ in read:
+                own = [next(rows) for _ in range(count)]
                 drawn += sum(len(row.drawn) for row in own)
                 if ask.drawn > ask.n:
                     own.sort(key=mean_log_prob, reverse=True)
-                chosen += [completion_of(row) for row in own[: ask.n]] or [Completion("", (), "limit")] * ask.n
+                texts = [writer_of(row).completion(token for _, token, _ in row.drawn) for row in own[: ask.n]]
+                chosen += texts or [Completion("", (), "limit")] * ask.n
             if ask.top is not None:
                 chosen = yield from self.scored(chosen, read, ask)
             given = sum(len(ids) + isinstance(prompt, tuple) for (_, ids), prompt in zip(read, ask.prompt, strict=True))
@@ -326,8 +337,8 @@ class Completer:
         template = self.template(prompt, ask)
         if ask.greedy and report is None:
             # Beside the likeliest texts, `fill` draws others at random: of the model's own distribution.
-            drawing = {"temperature": 1.0, "top_p": 1.0, "top_k": None}
-            search = self.searches.fill(FillAsk.like(ask, template=template, **drawing))
+            drawing = SamplingOptions(seed=ask.seed)
+            search = self.searches.fill(FillAsk.like(ask, template=template, **vars(drawing)))
         elif ask.resampled and report is None:
             search = self.searches.sample(SampleAsk.like(ask, query=template, n=ask.drawn))
         else:
@@ -388,11 +399,6 @@ class Completer:
                 )
                 raise InvalidField("prompt", error)
         return (None if prompt[0] == self.lm.bos else prompt[0]), list(prompt[1:])
-
-    def too_long(self, ids: Sequence[int]) -> QueryError:
-        """Return the error for a prompt that leaves no room for a token."""
-        error = too_long(len(ids), self.lm.positions)
-        return QueryError(f"{error} With max_tokens above 0, one of them is for the completion.")
 
     def route(self, start: int | None, ids: Sequence[int], adapter: Choice) -> Route:
         """Return the route of a continuation, which reads from left to right."""
@@ -493,27 +499,12 @@ class Completer:
             tops = [*[None] * (len(before) + len(completion.ids) - len(tops)), *tops]
             if ask.echo and tops:
                 tops[0] = None  # by convention, also if BOS comes before it
-            kept = self.kept(completion)
-            shown = [*before, *completion.ids[:kept]]
-            offsets = running(pieces(before, self.tokenizer)) if before else []
-            offsets += self.offsets(completion.ids, len(self.text_of(prompt)))[:kept]
+            shown = [*before, *completion.ids[: len(completion.offsets)]]
+            offsets, begin = running(pieces(before, self.tokenizer)) if before else [], len(self.text_of(prompt))
+            offsets += [begin + offset for offset in completion.offsets]
             log_probs = self.log_probs(shown, tops[: len(shown)], offsets, ask.top)
             results.append(replace(completion, log_probs=log_probs))
         return results
-
-    def kept(self, completion: Completion) -> int:
-        """Return how many of the tokens of a continuation its text shows: not those that a stop string has cut off."""
-        if completion.ended_by != "word":
-            return len(completion.ids)
-        return sum(offset < len(completion.text) for offset in self.offsets(completion.ids, 0))
-
-    def offsets(self, ids: Sequence[int], begin: int) -> list[int]:
-        """Return where each token begins, in characters."""
-        decoder, offsets = codecs.getincrementaldecoder("utf-8")("replace"), []
-        for token in ids:
-            offsets.append(begin)
-            begin += len(decoder.decode(self.bytes_of(token)))
-        return offsets
 
     def log_probs(
         self, ids: Sequence[int], tops: Sequence[TopScore | None], offsets: Sequence[int], k: int
@@ -563,21 +554,10 @@ def one_by_one(searches: Sequence[Search[Result]]) -> Search[list[Result]]:
     return results
 
 
-def joined(results: Sequence[Completions]) -> Completions:
-    """Return the results of several searches as one."""
-    return Completions(
-        tuple(text for result in results for text in result.texts),
-        sum(result.prompt_tokens for result in results),
-        sum(result.drawn_tokens for result in results),
-    )
-
-
-def completion_of(row: Row) -> Completion:
-    """Return the text that a row has drawn."""
-    writer = row.guide
-    assert isinstance(writer, Writer)
-    ids = tuple(token for _, token, _ in row.drawn)
-    return Completion(writer.text, ids, writer.ended_by or "limit", writer.word)
+def writer_of(row: Row) -> Writer:
+    """Return what writes the text of a row."""
+    assert isinstance(row.guide, Writer)
+    return row.guide
 
 
 def mean_log_prob(row: Row) -> float:
@@ -638,28 +618,3 @@ def asked(body: BaseModel, **settings: Any) -> CompletionAsk:
     names = {item.name for item in fields(CompletionAsk)}
     same = {name: value for name, value in body if name in names and value is not None}
     return CompletionAsk(**same | settings)
-
-
-def adapter_of(service: Service, model: str | None) -> Choice:
-    """Return the adapter that the name of a model selects: the served name, an adapter, or "none".
-
-    Raises:
-        InvalidField: There is no model of this name.
-    """
-    if model is None or model == service.name:
-        return None
-    if model not in (names := model_names(service)):
-        raise InvalidField("model", UnknownModel(f"there is no model {model!r}. This server has {', '.join(names)}."))
-    return model
-
-
-def model_names(service: Service) -> list[str]:
-    """Return the names that a request may have as its model."""
-    adapters = service.lm.adapters
-    return list(dict.fromkeys([service.name, *adapters, *([BARE] if adapters else [])]))
-
-
-def usage_of(completions: Completions) -> dict[str, Any]:
-    """Return the numbers of tokens, in the terms of OpenAI and Mistral."""
-    given, drawn = completions.prompt_tokens, completions.drawn_tokens
-    return {"prompt_tokens": given, "completion_tokens": drawn, "total_tokens": given + drawn}

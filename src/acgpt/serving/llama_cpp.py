@@ -37,11 +37,8 @@ from acgpt.serving.completions import (
     Completions,
     Delta,
     Parts,
-    adapter_of,
     asked,
     check_limits,
-    joined,
-    model_names,
 )
 from acgpt.serving.schemas import BoundedStops, Lenient
 from acgpt.serving.service import Service
@@ -99,7 +96,7 @@ class InfillRequest(Lenient):
             top_k=self.top_k if self.top_k > 0 else None,
             stop=tuple(filter(None, [self.stop] if isinstance(self.stop, str) else self.stop or [])),
             seconds=self.t_max_predict_ms / 1000 if self.t_max_predict_ms > 0 else None,
-            adapter=adapter_of(service, self.model if self.model in model_names(service) else None),
+            adapter=service.adapter_of(self.model if self.model in service.models else None),
             heal=True,
         )
 
@@ -162,7 +159,7 @@ def router(service: Service) -> APIRouter:
         if body.stream:
             chunks = partial(chunked, body=body, final=final)
             return await service.event_stream(partial(completer.stream, ask), request, chunks)
-        result = joined(await service.ask_all(completer.complete(ask), request))
+        result = Completions.joined(await service.ask_all(completer.complete(ask), request))
         result = replace(result, texts=tuple(indented(text, body.n_indent) for text in result.texts))
         replies = [selected(final(result, index), body.response_fields) for index in range(ask.n)]
         return JSONResponse(replies[0] if ask.n == 1 else replies)

@@ -18,18 +18,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from acgpt.errors import InputError
-from acgpt.serving.completions import (
-    Completer,
-    CompletionAsk,
-    Delta,
-    Parts,
-    adapter_of,
-    asked,
-    check_limits,
-    joined,
-    usage_of,
-)
+from acgpt.serving.completions import Completer, CompletionAsk, Completions, Delta, Parts, asked, check_limits
 from acgpt.serving.errors import InvalidField
 from acgpt.serving.openai import DONE
 from acgpt.serving.schemas import Count, Share, Stops, Strict, Temperature, Token
@@ -59,14 +48,13 @@ class FimRequest(Strict):
         """
         least, most = self.min_tokens or 0, self.max_tokens
         if most is not None and least > most:
-            error = InputError(f"min_tokens is {least}, which is more than max_tokens, {most}.")
-            raise InvalidField("min_tokens", error)
+            raise InvalidField("min_tokens", f"min_tokens is {least}, which is more than max_tokens, {most}.")
         return asked(
             self,
             prompt=[self.prompt],
             temperature=self.temperature or 0.0,
             seed=self.random_seed,
-            adapter=adapter_of(service, self.model),
+            adapter=service.adapter_of(self.model),
             heal=True,
         )
 
@@ -88,11 +76,11 @@ def router(service: Service) -> APIRouter:
         if body.stream:
             chunks = partial(chunked, envelope=envelope)
             return await service.event_stream(partial(completer.stream, ask), request, chunks, DONE)
-        result = joined(await service.ask_all(completer.complete(ask), request))
+        result = Completions.joined(await service.ask_all(completer.complete(ask), request))
         (text,) = result.texts
         message = {"role": "assistant", "content": text.text, "tool_calls": None, "prefix": False}
         choices = [{"index": 0, "message": message, "finish_reason": text.finish_reason}]
-        return JSONResponse({**envelope, "object": "chat.completion", "choices": choices, "usage": usage_of(result)})
+        return JSONResponse({**envelope, "object": "chat.completion", "choices": choices, "usage": result.usage})
 
     return routes
 
@@ -104,5 +92,5 @@ async def chunked(items: Parts, envelope: dict[str, Any]) -> AsyncGenerator[dict
         if isinstance(item, Delta):
             delta, ended, more = {"role": "assistant", "content": item.text}, None, {}
         else:
-            delta, ended, more = {"content": ""}, item.texts[0].finish_reason, {"usage": usage_of(item)}
+            delta, ended, more = {"content": ""}, item.texts[0].finish_reason, {"usage": item.usage}
         yield {**envelope, "choices": [{"index": 0, "delta": delta, "finish_reason": ended}], **more}

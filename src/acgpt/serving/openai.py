@@ -20,19 +20,15 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from acgpt.errors import InputError
 from acgpt.serving.completions import (
     Completer,
     Completion,
     CompletionAsk,
+    Completions,
     Delta,
     Parts,
-    adapter_of,
     asked,
     check_limits,
-    joined,
-    model_names,
-    usage_of,
 )
 from acgpt.serving.errors import InvalidField
 from acgpt.serving.schemas import LARGEST, MOST_TOP, TEXT, Count, Share, Stops, Strict, Temperature, Token
@@ -132,20 +128,20 @@ class CompletionRequest(Strict):
         """
         n = self.n or 1
         if self.max_tokens == 0 and not self.echo:
-            raise InvalidField("max_tokens", InputError("max_tokens may be 0 only with echo."))
+            raise InvalidField("max_tokens", "max_tokens may be 0 only with echo.")
         if self.best_of is not None and self.best_of < n:
-            raise InvalidField("best_of", InputError(f"best_of is {self.best_of}, which is less than n, {n}."))
+            raise InvalidField("best_of", f"best_of is {self.best_of}, which is less than n, {n}.")
         if self.best_of is not None and self.best_of > n and self.stream:
-            raise InvalidField("best_of", InputError("a stream cannot choose the best of several texts."))
+            raise InvalidField("best_of", "a stream cannot choose the best of several texts.")
         if self.suffix and self.echo and self.logprobs is not None:
-            raise InvalidField("echo", InputError("log-probabilities of the prompt cannot be asked with a suffix."))
+            raise InvalidField("echo", "log-probabilities of the prompt cannot be asked with a suffix.")
         temperature = 0.0 if self.suffix else 1.0
         return asked(
             self,
             max_tokens=16 if self.max_tokens is None else self.max_tokens,
             temperature=temperature if self.temperature is None else self.temperature,
             top=self.logprobs,
-            adapter=adapter_of(service, self.model),
+            adapter=service.adapter_of(self.model),
         )
 
 
@@ -176,21 +172,21 @@ def router(service: Service) -> APIRouter:
             usage = body.stream_options is not None and body.stream_options.include_usage
             chunks = partial(chunked, envelope=envelope, echoed=echoed, usage=usage)
             return await service.event_stream(partial(completer.stream, ask), request, chunks, DONE)
-        result = joined(await service.ask_all(completer.complete(ask), request))
+        result = Completions.joined(await service.ask_all(completer.complete(ask), request))
         before = echoed or [""] * len(result.texts)
         choices = [choice(index, before[index] + text.text, text) for index, text in enumerate(result.texts)]
-        return JSONResponse({**envelope, "choices": choices, "usage": usage_of(result)})
+        return JSONResponse({**envelope, "choices": choices, "usage": result.usage})
 
     @routes.get("/v1/models")
     async def models() -> Response:
         """List the served model and its adapters."""
-        names = model_names(service)
+        names = service.models
         return JSONResponse({"object": "list", "data": [model_fields(name, started) for name in names]})
 
     @routes.get("/v1/models/{model:path}")
     async def model(model: str) -> Response:
         """Describe one of them."""
-        adapter_of(service, model)
+        service.adapter_of(model)
         return JSONResponse(model_fields(model, started))
 
     return routes
@@ -233,4 +229,4 @@ async def chunked(
         for index, text in enumerate(item.texts):
             yield {**envelope, "choices": [choice(index, "", text)], **extra}
         if usage:
-            yield {**envelope, "choices": [], "usage": usage_of(item)}
+            yield {**envelope, "choices": [], "usage": item.usage}

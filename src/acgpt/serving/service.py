@@ -23,11 +23,21 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from acgpt.errors import Draining, QueryError, log_failure
-from acgpt.models.ask import Piece, Score
+from acgpt.models.adapters import BARE
+from acgpt.models.ask import Choice, Piece, Score
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.scheduler import Job, Scheduler
-from acgpt.serving.errors import DISCONNECTED, TIME_EXCEEDED, UNEXPECTED, Rejected, error_body, kind_of
+from acgpt.serving.errors import (
+    DISCONNECTED,
+    TIME_EXCEEDED,
+    UNEXPECTED,
+    InvalidField,
+    Rejected,
+    UnknownModel,
+    error_body,
+    kind_of,
+)
 from acgpt.serving.options import LimitOptions
 from acgpt.serving.patterns import Patterns
 
@@ -98,6 +108,25 @@ class Service:
             raise QueryError(
                 f"the text has {characters} characters, more than fit into the model's {self.lm.positions} positions."
             )
+
+    @property
+    def models(self) -> list[str]:
+        """The names that a request may have as its model: the served one, its adapters, and "none"."""
+        adapters = self.lm.adapters
+        return list(dict.fromkeys([self.name, *adapters, *([BARE] if adapters else [])]))
+
+    def adapter_of(self, model: str | None) -> Choice:
+        """Return the adapter that the name of a model selects: the served name, an adapter, or "none".
+
+        Raises:
+            InvalidField: There is no model of this name.
+        """
+        if model is None or model == self.name:
+            return None
+        if model not in self.models:
+            problem = f"there is no model {model!r}. This server has {', '.join(self.models)}."
+            raise InvalidField("model", UnknownModel(problem))
+        return model
 
     def stop(self) -> None:
         """Refuse new searches and fail accepted ones, without waiting for the pass that is being computed."""
