@@ -18,7 +18,7 @@ from acgpt.serving.warm_up import ROUNDS, SAMPLINGS, questions, warm_up
 def test_every_kind_of_question_is_answered(started):
     lm = tiny_lm()
     scheduler = started(lm)
-    assert warm_up(lm, scheduler) == ROUNDS * len(list(questions(lm)))
+    assert warm_up(lm, scheduler) == ROUNDS * len(questions(lm))
     assert lm._executor.engine.meter.calls > ROUNDS * len(SAMPLINGS) and scheduler.active_rows == 0
     assert scheduler.counts.jobs == scheduler.counts.drawn == 0  # clients have asked nothing yet
 
@@ -43,6 +43,6 @@ def test_a_pass_that_fails_is_logged_and_does_not_keep_the_server_from_starting(
 
     with monkeypatch.context() as patch:
         patch.setattr(Executor, "answers", fail)
-        assert 0 < warm_up(lm, scheduler) < ROUNDS * len(list(questions(lm)))
+        assert 0 < warm_up(lm, scheduler) < ROUNDS * len(questions(lm))
     assert type(error).__name__ in caplog.text
     assert scheduler.submit(lm.searches.of(ScoreAsk("The {{cat}} sat."))).future.result(60)

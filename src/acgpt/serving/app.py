@@ -4,30 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from http import HTTPStatus
 from typing import Literal
 
-from fastapi import Depends, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import Depends, FastAPI
 from fastapi.responses import JSONResponse, Response
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from acgpt.errors import BROKEN, reason
+from acgpt.errors import BROKEN
 from acgpt.serving import llama_cpp, mistral, native, openai, page, page_routes
-from acgpt.serving.errors import (
-    INVALID,
-    KINDS,
-    Kind,
-    Rejected,
-    body_of,
-    error_reply,
-    nearest,
-    unavailable,
-    validation_body,
-)
+from acgpt.serving.errors import add_error_replies, unavailable
 from acgpt.serving.middleware import (
     CONTENT_TYPE,
     BodyRead,
@@ -99,43 +85,3 @@ def create_app(
         app.add_middleware(Checked, check=partial(check_host, hosts={*LOCAL, address}))
     app.add_middleware(Observed, metrics=metrics, seconds=service.seconds)
     return app
-
-
-def add_error_replies(app: FastAPI) -> None:
-    """Answer every error in the shape of `serving.errors`."""
-
-    async def failed(request: Request, error: Exception) -> JSONResponse:
-        return error_reply(error)
-
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return JSONResponse(validation_body(error.errors(), error.body, model_of(request)), INVALID.status)
-
-    async def refused(request: Request, error: HTTPException) -> JSONResponse:
-        status, message, path = error.status_code, str(error.detail), request.url.path
-        if status == 400:  # how FastAPI reports other errors of the JSON parser
-            message = "the body is not valid JSON: it is not UTF-8, nested too deeply, or has too long a number."
-            return JSONResponse(body_of(INVALID, message), INVALID.status)
-        paths = app.openapi()["paths"] if status in (404, 405) else {}
-        if status == 404:
-            meant = f"/v1{path}" if f"/v1{path}" in paths else nearest(path, paths)
-            message = f"there is no path {reason(path)}" + (
-                f". Did you mean {meant}?" if meant else ": see /openapi.json."
-            )
-        elif status == 405:
-            allowed = [method.upper() for method in paths.get(path, ())] or ["GET"]  # files of the page
-            message = f"{reason(path)} does not take {reason(request.method)}: use {' or '.join(sorted(allowed))}."
-        kind = Kind(status, HTTPStatus(status).phrase.lower().replace(" ", "_"))
-        return JSONResponse(body_of(kind, message), status, error.headers)
-
-    for kind in (Rejected, MemoryError, *KINDS):
-        app.add_exception_handler(kind, failed)
-    app.add_exception_handler(RequestValidationError, invalid)  # type: ignore[arg-type]
-    app.add_exception_handler(HTTPException, refused)  # type: ignore[arg-type]
-
-
-def model_of(request: Request) -> type[BaseModel] | None:
-    """Return the model that the body of a request is validated with."""
-    route = request.scope.get("route")
-    field = route.body_field if isinstance(route, APIRoute) else None
-    model = None if field is None else field.field_info.annotation
-    return model if isinstance(model, type) and issubclass(model, BaseModel) else None

@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -52,9 +53,8 @@ from acgpt.query.sampling import SamplingOptions
 from acgpt.query.template import escape, parse
 from acgpt.query.text import encode_text, pieces
 from acgpt.query.vocabulary import ByteVocabulary
-from acgpt.serving.errors import InvalidField, LimitExceeded
-from acgpt.serving.limits import Budget, check_numbers, check_questions
-from acgpt.serving.service import Service
+from acgpt.serving.errors import InvalidField
+from acgpt.serving.service import Budget, Service, naming
 
 Result = TypeVar("Result")
 
@@ -162,12 +162,7 @@ class Completions:
 
 @dataclass(frozen=True)
 class Delta:
-    """A new part of a text.
-
-    Args:
-        index: Number of the text.
-        text: The part.
-    """
+    """A new part of the text with this number."""
 
     index: int
     text: str
@@ -500,7 +495,7 @@ class Completer:
             if ask.echo and tops:
                 tops[0] = None  # by convention, also if BOS comes before it
             shown = [*before, *completion.ids[: len(completion.offsets)]]
-            offsets, begin = running(pieces(before, self.tokenizer)) if before else [], len(self.text_of(prompt))
+            offsets, begin = starts(pieces(before, self.tokenizer)) if before else [], len(self.text_of(prompt))
             offsets += [begin + offset for offset in completion.offsets]
             log_probs = self.log_probs(shown, tops[: len(shown)], offsets, ask.top)
             results.append(replace(completion, log_probs=log_probs))
@@ -541,7 +536,7 @@ class Completer:
         if ids:
             (route,) = self.executor.router.routes([fill.query], None, ask.adapter)
             (tops,) = yield Top([fill.query], [route], max(1, ask.top))
-        offsets = running(self.searches.texts(fill.query, fill.adapter))
+        offsets = starts(self.searches.texts(fill.query, fill.adapter))
         own = [offsets[token.position - 1] for token in fill.tokens]
         return replace(completion, log_probs=self.log_probs(ids, tops, own, ask.top))
 
@@ -565,10 +560,9 @@ def mean_log_prob(row: Row) -> float:
     return math.fsum(log_prob for *_, log_prob in row.drawn) / max(1, len(row.drawn))
 
 
-def running(texts: Sequence[str]) -> list[int]:
+def starts(texts: Iterable[str]) -> list[int]:
     """Return where each text begins if they are joined."""
-    ends = np.cumsum([0, *map(len, texts)]).tolist()
-    return list(map(int, ends[:-1]))
+    return list(accumulate(map(len, texts), initial=0))[:-1]
 
 
 def finite(log_prob: float) -> float:
@@ -588,11 +582,11 @@ def check_limits(service: Service, completer: Completer, ask: CompletionAsk, *, 
     Raises:
         InvalidField: It is not.
     """
-    check_questions(service, "prompt", ask.prompt)
-    check_numbers(service, {"n": ask.n, "best_of": ask.best_of})
+    service.check_questions("prompt", ask.prompt)
+    service.check_numbers({"n": ask.n, "best_of": ask.best_of})
     budget, asked = Budget(service), min(ask.max_tokens or 0, service.lm.positions)
     rows = max(ask.drawn, CANDIDATES) if ask.resampled else ask.drawn  # of a gap
-    try:
+    with naming("prompt"):
         for prompt in ask.prompt:
             if isinstance(prompt, str):
                 service.check_characters(len(prompt) + len(ask.suffix))
@@ -602,10 +596,6 @@ def check_limits(service: Service, completer: Completer, ask: CompletionAsk, *, 
             given = len(encode_text(prompt, completer.tokenizer)) if isinstance(prompt, str) else len(prompt)
             budget.spend(given)
             budget.spend(ask.drawn * asked, length)
-    except InvalidField:
-        raise
-    except (LimitExceeded, QueryError) as error:
-        raise InvalidField("prompt", error) from error
 
 
 def asked(body: BaseModel, **settings: Any) -> CompletionAsk:

@@ -9,15 +9,19 @@ The server needs this module before the model is loaded: torch is imported only 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from http import HTTPStatus
 from typing import Any
 
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from starlette.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
-from acgpt.errors import Broken, Draining, InputError, QueryError, QueueFull, TemplateError
+from acgpt.errors import Broken, Draining, InputError, QueryError, QueueFull, TemplateError, log_failure, reason
 
 NO_MEMORY = ("not enough memory", "can't allocate memory")  # in messages of torch's allocator on a CPU
 NO_ROOM = "the server has no memory for this request. Ask for a shorter text, fewer tokens or fewer samples."
@@ -49,58 +53,48 @@ class Rejected(Exception):
     """A request is refused whatever it asks, or nobody waits for its answer any more.
 
     Args:
-        kind: The kind of error.
+        code: Name of the error, one of `STATUS`.
         message: What is wrong, and what to do.
     """
 
-    def __init__(self, kind: Kind, message: str) -> None:
+    def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.code = code
 
 
-@dataclass(frozen=True)
-class Kind:
-    """How a kind of error is told to a client.
-
-    Args:
-        status: Status of the reply.
-        code: Its name, for programs.
-    """
-
-    status: int
-    code: str
-
-    @property
-    def type(self) -> str:
-        """The kind of error, in the words of OpenAI's servers."""
-        return TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-
-
-TYPES = {401: "authentication_error", 429: "rate_limit_error", 499: "client_error"}  # by status
-HEADERS = {429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}  # by status
-
-INVALID = Kind(422, "invalid_request")
-BODY_TOO_LARGE = Kind(413, "body_too_large")
-NOT_JSON = Kind(415, "unsupported_media_type")
-UNAUTHORIZED = Kind(401, "invalid_api_key")
-WRONG_HOST = Kind(421, "wrong_host")
-DISCONNECTED = Kind(499, "disconnected")
-UNEXPECTED = Kind(500, "internal_error")
-LOADING = Kind(503, "loading")
-OUT_OF_MEMORY = Kind(503, "out_of_memory")
-TOO_MANY = Kind(503, "too_many_connections")
-TIME_EXCEEDED = Kind(504, "time_exceeded")
-
-KINDS: dict[type[BaseException], Kind] = {
-    TemplateError: Kind(422, "invalid_template"),
-    QueryError: Kind(422, "invalid_query"),
-    LimitExceeded: Kind(422, "limit_exceeded"),
-    UnknownModel: Kind(404, "model_not_found"),
-    InputError: Kind(422, "invalid_value"),
-    QueueFull: Kind(429, "queue_full"),
-    Draining: Kind(503, "shutting_down"),
-    Broken: Kind(503, "broken"),
+STATUS = {  # of the reply, by the name of the error for programs
+    "invalid_api_key": 401,
+    "model_not_found": 404,
+    "body_too_large": 413,
+    "unsupported_media_type": 415,
+    "wrong_host": 421,
+    "invalid_request": 422,
+    "invalid_template": 422,
+    "invalid_query": 422,
+    "invalid_value": 422,
+    "limit_exceeded": 422,
+    "queue_full": 429,
+    "disconnected": 499,
+    "internal_error": 500,
+    "broken": 503,
+    "loading": 503,
+    "out_of_memory": 503,
+    "shutting_down": 503,
+    "too_many_connections": 503,
+    "time_exceeded": 504,
 }
+CODES: dict[type[BaseException], str] = {
+    TemplateError: "invalid_template",
+    QueryError: "invalid_query",
+    LimitExceeded: "limit_exceeded",
+    UnknownModel: "model_not_found",
+    InputError: "invalid_value",
+    QueueFull: "queue_full",
+    Draining: "shutting_down",
+    Broken: "broken",
+}
+TYPES = {401: "authentication_error", 429: "rate_limit_error", 499: "client_error"}  # by status, as OpenAI's servers
+HEADERS = {429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}  # by status
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -112,39 +106,87 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
-def kind_of(error: BaseException) -> Kind:
-    """Return the kind of an error: that of its class, or of the nearest parent that has one."""
+def code_of(error: BaseException) -> str:
+    """Return the code of an error: that of its class, or of the nearest parent that has one."""
     if isinstance(error, Rejected):
-        return error.kind
+        return error.code
     if isinstance(error, InvalidField):
-        return kind_of(error.cause)
+        return code_of(error.cause)
     if out_of_memory(error):
-        return OUT_OF_MEMORY
-    return next((KINDS[parent] for parent in type(error).__mro__ if parent in KINDS), UNEXPECTED)
+        return "out_of_memory"
+    return next((CODES[parent] for parent in type(error).__mro__ if parent in CODES), "internal_error")
 
 
-def body_of(kind: Kind, message: str, param: str | None = None) -> dict[str, Any]:
-    """Return the body of a reply to a request that failed."""
-    return {"error": {"message": message, "type": kind.type, "param": param, "code": kind.code}}
+def log_unexpected(error: BaseException) -> None:
+    """Log an error, unless it has a code of its own."""
+    if code_of(error) == "internal_error":
+        log_failure(error)
+
+
+def body_of(code: str, message: str, param: str | None = None, status: int | None = None) -> dict[str, Any]:
+    """Return the body of a reply to a request that failed; with a status for an error of HTTP itself."""
+    status = STATUS[code] if status is None else status
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
     """Return the body for an error. An unexpected one is not described, so that nothing leaks."""
-    kind = kind_of(error)
-    told = {UNEXPECTED: "the server has failed to answer this request.", OUT_OF_MEMORY: NO_ROOM}
-    return body_of(kind, told.get(kind, str(error)), error.param if isinstance(error, InvalidField) else None)
+    code = code_of(error)
+    told = {"internal_error": "the server has failed to answer this request.", "out_of_memory": NO_ROOM}
+    return body_of(code, told.get(code, str(error)), error.param if isinstance(error, InvalidField) else None)
 
 
-def error_reply(error: BaseException) -> JSONResponse:
+def error_reply(error: BaseException, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return the reply to a request that failed."""
-    status = kind_of(error).status
-    return JSONResponse(error_body(error), status, HEADERS.get(status))
+    status = STATUS[code_of(error)]
+    return JSONResponse(error_body(error), status, {**HEADERS.get(status, {}), **(headers or {})})
 
 
 def unavailable(message: str) -> JSONResponse:
     """Return the reply of /health if the server answers no requests, in the shape of llama.cpp's server."""
     error = {"code": 503, "message": message, "type": "unavailable_error"}
     return JSONResponse({"error": error}, 503, HEADERS[503])
+
+
+def add_error_replies(app: FastAPI) -> None:
+    """Answer every error in the shape of `serving.errors`."""
+
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return error_reply(error)
+
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return JSONResponse(validation_body(error.errors(), error.body, model_of(request)), 422)
+
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+        status, message, path = error.status_code, str(error.detail), request.url.path
+        if status == 400:  # how FastAPI reports other errors of the JSON parser
+            message = "the body is not valid JSON: it is not UTF-8, nested too deeply, or has too long a number."
+            return error_reply(Rejected("invalid_request", message))
+        paths = app.openapi()["paths"] if status in (404, 405) else {}
+        if status == 404:
+            meant = f"/v1{path}" if f"/v1{path}" in paths else nearest(path, paths)
+            message = f"there is no path {reason(path)}" + (
+                f". Did you mean {meant}?" if meant else ": see /openapi.json."
+            )
+        elif status == 405:
+            allowed = [method.upper() for method in paths.get(path, ())] or ["GET"]  # files of the page
+            message = f"{reason(path)} does not take {reason(request.method)}: use {' or '.join(sorted(allowed))}."
+        code = HTTPStatus(status).phrase.lower().replace(" ", "_")
+        return JSONResponse(body_of(code, message, status=status), status, error.headers)
+
+    for kind in (Rejected, MemoryError, *CODES):
+        app.add_exception_handler(kind, failed)
+    app.add_exception_handler(RequestValidationError, invalid)  # type: ignore[arg-type]
+    app.add_exception_handler(HTTPException, refused)  # type: ignore[arg-type]
+
+
+def model_of(request: Request) -> type[BaseModel] | None:
+    """Return the model that the body of a request is validated with."""
+    route = request.scope.get("route")
+    field = route.body_field if isinstance(route, APIRoute) else None
+    model = None if field is None else field.field_info.annotation
+    return model if isinstance(model, type) and issubclass(model, BaseModel) else None
 
 
 def validation_body(errors: Sequence[Any], body: Any, model: type[BaseModel] | None = None) -> dict[str, Any]:
@@ -157,7 +199,7 @@ def validation_body(errors: Sequence[Any], body: Any, model: type[BaseModel] | N
     """
     problems = [(field_of(error["loc"], body), problem_of(error, body, model)) for error in errors[:MOST]]
     message = "; ".join(f"{param}: {problem}" if param else problem for param, problem in problems)
-    return body_of(INVALID, f"{message}.", problems[0][0] if problems else None)
+    return body_of("invalid_request", f"{message}.", problems[0][0] if problems else None)
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

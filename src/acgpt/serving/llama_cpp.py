@@ -110,35 +110,26 @@ class Clock:
 
     def notice(self, tokens: int) -> None:
         """Note that tokens were drawn."""
-        if self.first is None:
-            self.first = time.perf_counter()
+        self.first = time.perf_counter() if self.first is None else self.first
 
-    def timings(self, prompt_tokens: int, drawn_tokens: int) -> dict[str, Any]:
-        """Return the times and speeds, in the terms of llama.cpp."""
+    def timings(self, result: Completions) -> dict[str, Any]:
+        """Return the times and speeds, in the terms of llama.cpp; numbers other than those of tokens are floats."""
+        timings: dict[str, Any] = {}
         end = time.perf_counter()
         first = end if self.first is None else self.first
-        return {
-            **speeds("prompt", prompt_tokens, first - self.begin),
-            **speeds("predicted", drawn_tokens, end - first),
-        }
-
-
-def speeds(name: str, tokens: int, seconds: float) -> dict[str, Any]:
-    """Return a number of tokens and the time that they took; numbers other than the first are floats."""
-    return {
-        f"{name}_n": tokens,
-        f"{name}_ms": 1000 * seconds,
-        f"{name}_per_token_ms": 1000 * seconds / max(1, tokens),
-        f"{name}_per_second": tokens / seconds if seconds > 0 else 0.0,
-    }
+        for name, tokens, seconds in (
+            ("prompt", result.prompt_tokens, first - self.begin),
+            ("predicted", result.drawn_tokens, end - first),
+        ):
+            timings[f"{name}_n"] = tokens
+            timings[f"{name}_ms"] = 1000 * seconds
+            timings[f"{name}_per_token_ms"] = 1000 * seconds / max(1, tokens)
+            timings[f"{name}_per_second"] = tokens / seconds if seconds > 0 else 0.0
+        return timings
 
 
 def router(service: Service) -> APIRouter:
-    """Return the routes.
-
-    Args:
-        service: Answers the requests.
-    """
+    """Return the routes; `service` answers the requests."""
     routes, completer, lm = APIRouter(tags=["llama.cpp"]), Completer(service.lm), service.lm
 
     @routes.post("/infill")
@@ -267,7 +258,7 @@ def reply(
         "stop_type": text.ended_by,
         "stopping_word": text.word,
         "tokens_cached": 0,
-        "timings": clock.timings(result.prompt_tokens, result.drawn_tokens),
+        "timings": clock.timings(result),
     }
 
 
@@ -286,8 +277,6 @@ def generation_settings(service: Service, ask: CompletionAsk) -> dict[str, Any]:
 
 def selected(fields: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
     """Return the fields with these paths, by path, as llama.cpp does; all fields if there are no paths."""
-    if not paths:
-        return fields
     found: dict[str, Any] = {}
     for path in paths:
         value: Any = fields
@@ -295,7 +284,7 @@ def selected(fields: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
             value = value.get(name) if isinstance(value, dict) else None
         if value is not None:
             found[path] = value
-    return found
+    return found if paths else fields
 
 
 async def chunked(

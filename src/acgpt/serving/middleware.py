@@ -13,25 +13,13 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from acgpt.errors import LOG, InputError, log_failure, reason
+from acgpt.errors import LOG, InputError, reason
 from acgpt.models.scheduler import Scheduler
-from acgpt.serving.errors import (
-    BODY_TOO_LARGE,
-    DISCONNECTED,
-    NOT_JSON,
-    TIME_EXCEEDED,
-    UNAUTHORIZED,
-    UNEXPECTED,
-    WRONG_HOST,
-    Rejected,
-    error_reply,
-    kind_of,
-)
+from acgpt.serving.errors import Rejected, error_reply, log_unexpected
 from acgpt.serving.page import pages
 from acgpt.serving.service import DEADLINE, USAGE, Service
 
@@ -134,8 +122,7 @@ class Observed:
         try:
             await self.app(scope, receive, sending)
         except Exception as error:
-            if kind_of(error) is UNEXPECTED:
-                log_failure(error)
+            log_unexpected(error)
             if status is not None:  # a part of the reply has been sent: end the connection
                 raise ConnectionAbortedError("the reply has failed.") from None
             await error_reply(error)(scope, receive, sending)
@@ -143,7 +130,9 @@ class Observed:
             USAGE.reset(token)
             DEADLINE.reset(deadline)
             seconds = time.perf_counter() - start
-            route, method = route_of(scope), scope["method"] if scope["method"] in METHODS else "other"
+            method = scope["method"] if scope["method"] in METHODS else "other"
+            # The path of the route, not that of the request, so that the number of metrics is bounded.
+            route = scope["route"].path if "route" in scope else UNMATCHED
             self.metrics.add(method, route, status or 499, seconds)
             log_request(method, route, status or 499, seconds, sum(usage) if usage else None)
 
@@ -153,12 +142,6 @@ def log_request(method: str, route: str, status: int, seconds: float, tokens: in
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     fields = {"time": stamp, "method": method, "route": route, "status": status, "ms": round(1000 * seconds, 1)}
     LOG.info(json.dumps({**fields, "tokens": tokens}))
-
-
-def route_of(scope: Scope) -> str:
-    """Return the path of the route that answered a request, so that the number of metrics is bounded."""
-    route: Any = scope.get("route")
-    return UNMATCHED if route is None else str(route.path)
 
 
 class Checked:
@@ -198,7 +181,7 @@ def check_host(scope: Scope, hosts: Collection[str]) -> None:
             message = (
                 f"the server does not answer for the host {reason(host)}. Use {names}, or start it with an API key."
             )
-            raise Rejected(WRONG_HOST, message)
+            raise Rejected("wrong_host", message)
 
 
 def host_of(header: str) -> str:
@@ -218,7 +201,7 @@ def check_key(scope: Scope, keys: Sequence[bytes]) -> None:
     scheme, _, given = header.partition(b" ")
     matches = [hmac.compare_digest(given.strip(), key) for key in keys]
     if scope["path"] not in OPEN and not (scheme.lower() == b"bearer" and any(matches)):
-        raise Rejected(UNAUTHORIZED, "the API key is missing or wrong. Send it as Authorization: Bearer KEY.")
+        raise Rejected("invalid_api_key", "the API key is missing or wrong. Send it as Authorization: Bearer KEY.")
 
 
 class BodyRead:
@@ -242,7 +225,7 @@ class BodyRead:
             check_characters(body)
         except TimeoutError:
             message = f"the request was not sent within {self.service.seconds:g} seconds, the limit (timeout)."
-            return await error_reply(Rejected(TIME_EXCEEDED, message))(scope, receive, send)
+            return await error_reply(Rejected("time_exceeded", message))(scope, receive, send)
         except (Rejected, InputError) as error:
             return await error_reply(error)(scope, receive, send)
         waiting = [body]
@@ -266,13 +249,13 @@ class BodyRead:
         while fits and more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Rejected(DISCONNECTED, "the client has hung up.")
+                raise Rejected("disconnected", "the client has hung up.")
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             fits, more = size <= most, message.get("more_body", False)
         if not fits:
             limit = f"the request has more than {most} bytes, which is the limit (max_body_bytes)."
-            raise Rejected(BODY_TOO_LARGE, limit)
+            raise Rejected("body_too_large", limit)
         return b"".join(parts)
 
 
@@ -305,4 +288,4 @@ async def check_content_type(request: Request) -> None:
     is_json = kind == "application" and (subtype == "json" or subtype.endswith("+json"))
     if request.method == "POST" and not is_json and await request.body():
         kind = f"the type {reason(given)}" if given else "no type"
-        raise Rejected(NOT_JSON, f"the body has {kind}: send Content-Type: application/json.")
+        raise Rejected("unsupported_media_type", f"the body has {kind}: send Content-Type: application/json.")

@@ -60,11 +60,7 @@ class FimRequest(Strict):
 
 
 def router(service: Service) -> APIRouter:
-    """Return the routes.
-
-    Args:
-        service: Answers the requests.
-    """
+    """Return the routes; `service` answers the requests."""
     routes, completer = APIRouter(tags=["mistral"]), Completer(service.lm)
 
     @routes.post("/v1/fim/completions")

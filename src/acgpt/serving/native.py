@@ -46,8 +46,7 @@ from acgpt.query.gaps import has_gaps
 from acgpt.query.query import Query
 from acgpt.query.template import Slot, fillings, rendered
 from acgpt.query.text import encode_text
-from acgpt.serving.errors import InvalidField, LimitExceeded
-from acgpt.serving.limits import Budget, check_numbers, check_questions, gaps_of, parsed
+from acgpt.serving.errors import InvalidField
 from acgpt.serving.options import LimitOptions
 from acgpt.serving.schemas import (
     Strict,
@@ -60,7 +59,7 @@ from acgpt.serving.schemas import (
     reply_of,
     request_of,
 )
-from acgpt.serving.service import Service
+from acgpt.serving.service import Budget, Service, naming
 from acgpt.version import __version__
 
 Result = TypeVar("Result")
@@ -70,7 +69,6 @@ CAPITAL, GAP, RANK = "The capital of {{Italy}} is Rome.", "The capital of {{_}} 
 STREAM = (
     "Send one fill as it is made, as server-sent events; its temperature is 0 by default, which gives the best fill."
 )
-FIELDS = {item.name for kind in (FillAsk, SampleAsk, LengthsAsk) for item in fields(kind)}
 STREAMED = {item.name for item in fields(StreamAsk)}
 NUMBERS = ("n", "best_of", "candidates")  # fields that --max-n bounds
 
@@ -112,11 +110,7 @@ class ModelReply(BaseModel):
 
 
 def router(service: Service) -> APIRouter:
-    """Return the native routes.
-
-    Args:
-        service: Answers the requests.
-    """
+    """Return the native routes; `service` answers the requests."""
     routes, lm, searches = APIRouter(tags=["native"]), service.lm, service.lm.searches
 
     async def answer(ask: Ask, make: Callable[[Any, Budget], Search[Any]], request: Request) -> Response:
@@ -126,7 +120,7 @@ def router(service: Service) -> APIRouter:
         def search(entry: str | TokenQuery) -> Search[Any]:
             return make(ask.about(as_question(entry)), budget)
 
-        makes = [naming(name, partial(search, entry)) for name, entry in questions]
+        makes = [naming(name)(partial(search, entry)) for name, entry in questions]
         for name, entry in questions:  # before `makes`, which take turns
             await check_patterns(service, name, entry, request)
         try:
@@ -147,14 +141,11 @@ def router(service: Service) -> APIRouter:
         await check_patterns(service, "template", template, request)
 
         def make(report: Callable[[Piece], object]) -> Search[Any]:
-            Budget(service).spend_on_gaps(gaps_of(service, template), ask)
-            return searches.stream(ask, report)
+            with naming("template"):
+                Budget(service).spend_on_gaps(service.gaps_of(template), ask)
+                return searches.stream(ask, report)
 
-        return await service.event_stream(
-            lambda report: naming("template", partial(make, report))(),
-            request,
-            lambda pieces: (to_json(piece) async for piece in pieces),
-        )
+        return await service.event_stream(make, request, lambda pieces: (to_json(piece) async for piece in pieces))
 
     def answers(
         kind: type[Ask], reply: Any, *bodies: dict[str, Any], several: bool = False, content: Any = None, **more: Any
@@ -194,7 +185,7 @@ def router(service: Service) -> APIRouter:
     )
     def log_prob(ask: ScoreAsk, budget: Budget) -> Search[Score]:
         """Return log p(asked | given) of each query, exactly, in one pass."""
-        parsed(service, ask.question)
+        service.parsed(ask.question)
         budget.spend(len(searches.scorable(ask.question)))
         return searches.log_prob(ask)
 
@@ -208,7 +199,7 @@ def router(service: Service) -> APIRouter:
     )
     def sample(ask: SampleAsk, budget: Budget) -> Search[list[Sample]]:
         """Sample the asked tokens of each query."""
-        if has_gaps(parts := parsed(service, ask.question)):
+        if has_gaps(parts := service.parsed(ask.question)):
             budget.spend_on_gaps(parts, ask, max(ask.n, ask.candidates))
         else:
             query = searches.encode(ask.question).query
@@ -227,13 +218,13 @@ def router(service: Service) -> APIRouter:
     )
     def fill(ask: FillAsk, budget: Budget) -> Search[list[Fill]]:
         """Fill the gaps of each template; with `stream`, send one fill as it is made."""
-        budget.spend_on_gaps(gaps_of(service, ask.question), ask, max(ask.n, ask.best_of or 1))
+        budget.spend_on_gaps(service.gaps_of(ask.question), ask, max(ask.n, ask.best_of or 1))
         return searches.fill(ask)
 
     @answers(RankAsk, fields_of(Ranking), {"template": RANK}, {"template": [RANK, RANK]})
     def rank(ask: RankAsk, budget: Budget) -> Search[Ranking]:
         """Rank the alternatives of each template."""
-        parsed(service, ask.question)
+        service.parsed(ask.question)
         candidates = fillings(ask.question)
         budget.spend(len(candidates) * len(encode_text(rendered(candidates[0]), lm.tokenizer)))
         return searches.rank(ask)
@@ -241,7 +232,7 @@ def router(service: Service) -> APIRouter:
     @answers(LengthsAsk, fields_of(Lengths), {"template": GAP, "max_tokens": 8}, {"template": [GAP], "known": []})
     def lengths(ask: LengthsAsk, budget: Budget) -> Search[Lengths]:
         """Return the log-probability of each length of a gap."""
-        budget.spend_on_gaps(gaps_of(service, ask.question), ask)
+        budget.spend_on_gaps(service.gaps_of(ask.question), ask)
         return searches.lengths(ask)
 
     @routes.post("/v1/query", responses=replies(reply_of("QueryReply", fields_of(Query))))
@@ -249,11 +240,11 @@ def router(service: Service) -> APIRouter:
         """Return the token ids and roles of each template."""
 
         def make(template: str) -> Query:
-            parsed(service, template)
+            service.parsed(template)
             return lm.query(template)
 
         named = named_questions(service, "template", body.template)
-        return results([await service.prepare(naming(name, partial(make, template))) for name, template in named])
+        return results([await service.prepare(naming(name)(partial(make, template))) for name, template in named])
 
     @routes.post("/v1/pieces", responses=replies(reply_of("PiecesReply", str)))
     async def pieces(body: PiecesRequest) -> Response:
@@ -296,7 +287,7 @@ def named_questions(service: Service, field: str, value: Any) -> list[tuple[str,
     """Return the questions of a request, at most as many as are allowed, each with its path in the request."""
     if not isinstance(value, list):
         return [(field, value)]
-    check_questions(service, field, value)
+    service.check_questions(field, value)
     return [(f"{field}.{i}", question) for i, question in enumerate(value)]
 
 
@@ -310,30 +301,9 @@ def as_question(question: str | TokenQuery) -> str | Query:
 def asked(service: Service, kind: type[Asked], body: BaseModel) -> Asked:
     """Return what a request asks, after a check of the fields that have limits."""
     settings = {item.name: getattr(body, item.name) for item in fields(kind) if item.name in body.model_fields_set}
-    check_numbers(service, {name: settings.get(name) for name in NUMBERS})
-    return naming(kind.asks, lambda: kind(**settings))()
-
-
-def naming(param: str, make: Callable[[], Result]) -> Callable[[], Result]:
-    """Return a function whose errors name the field that is wrong.
-
-    Args:
-        param: The field of the question. Errors in other arguments begin with the name of these.
-        make: The function.
-    """
-
-    def made() -> Result:
-        try:
-            return make()
-        except InvalidField:
-            raise
-        except (TemplateError, QueryError, LimitExceeded) as error:
-            raise InvalidField(param, error) from error
-        except InputError as error:
-            name = str(error).split(" ", 1)[0]
-            raise InvalidField(name if name in FIELDS else param, error) from error
-
-    return made
+    service.check_numbers({name: settings.get(name) for name in NUMBERS})
+    with naming(kind.asks):
+        return kind(**settings)
 
 
 async def check_patterns(service: Service, param: str, question: Any, request: Request) -> None:
@@ -352,7 +322,7 @@ async def check_patterns(service: Service, param: str, question: Any, request: R
         return
 
     async def compile_all() -> None:
-        for slot in await service.prepare(naming(param, partial(parsed, service, question))):
+        for slot in await service.prepare(naming(param)(partial(service.parsed, question))):
             pattern = slot.gap.pattern if isinstance(slot, Slot) and slot.gap is not None else None
             if pattern is not None and not await service.patterns.compile_in_time(pattern):
                 assert isinstance(slot, Slot)

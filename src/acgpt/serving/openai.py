@@ -146,11 +146,7 @@ class CompletionRequest(Strict):
 
 
 def router(service: Service) -> APIRouter:
-    """Return the routes.
-
-    Args:
-        service: Answers the requests.
-    """
+    """Return the routes; `service` answers the requests."""
     routes, completer, started = APIRouter(tags=["openai"]), Completer(service.lm), int(time.time())
 
     @routes.post("/v1/completions")

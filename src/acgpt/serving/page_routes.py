@@ -29,10 +29,9 @@ from acgpt.models.router import Route
 from acgpt.query.query import Query
 from acgpt.query.text import encode_text
 from acgpt.serving.errors import InvalidField, LimitExceeded
-from acgpt.serving.limits import Budget
-from acgpt.serving.native import CAPITAL, naming
+from acgpt.serving.native import CAPITAL
 from acgpt.serving.schemas import MOST_TOP, Count, Strict, examples, fields_of, replies, sent_fields
-from acgpt.serving.service import USAGE, Service
+from acgpt.serving.service import USAGE, Budget, Service, naming
 
 MOST_SLOTS = 400  # maximum number of slots of a layout: the mask is quadratic
 
@@ -126,11 +125,7 @@ class LayoutReply(BaseModel):
 
 
 def router(service: Service) -> APIRouter:
-    """Return the routes.
-
-    Args:
-        service: Answers the requests.
-    """
+    """Return the routes; `service` answers the requests."""
     routes, lm, searches = APIRouter(tags=["page"]), service.lm, service.lm.searches
 
     @routes.post("/v1/surprise", responses=replies(fields_of(Surprises, "SurpriseReply")))
@@ -144,8 +139,8 @@ def router(service: Service) -> APIRouter:
                 raise QueryError("the text has no tokens to score.")
             positions = range(1, len(ids) + 1) if body.positions is None else body.positions
             if wrong := next((position for position in positions if position > len(ids)), None):
-                error = QueryError(f"there is no position {wrong}: the text has {len(ids)} tokens.")
-                raise InvalidField("positions", error)
+                problem = f"there is no position {wrong}: the text has {len(ids)} tokens."
+                raise InvalidField("positions", QueryError(problem))
             searches.check(Query(ids, [False] * len(ids)))
             # Counted before they are made: each of them is as long as the text.
             Budget(service).spend(len(ids) * (len(positions) if body.future else 1))
@@ -153,7 +148,7 @@ def router(service: Service) -> APIRouter:
             found = searches.router.routes(queries, body.future, body.adapter)
             return surprise_search(ids, queries, found, body.top, lm.pieces)
 
-        (answer,) = await service.ask_all([naming("text", make)], request)
+        (answer,) = await service.ask_all([naming("text")(make)], request)
         USAGE.get([]).append(len(answer.tokens))
         return JSONResponse(finite(asdict(answer)))
 
@@ -175,7 +170,7 @@ def router(service: Service) -> APIRouter:
             drawn = figure(query, lm.tokenizer, bos=lm.bos, mask=mask, future=route.future)
             return {"future": route.future, "adapter": route.adapter, **drawn.as_dict()}
 
-        return JSONResponse(await service.prepare(naming("template", make)))
+        return JSONResponse(await service.prepare(naming("template")(make)))
 
     return routes
 

@@ -32,11 +32,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvicorn
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from acgpt.serving.errors import HEADERS, LOADING, TOO_MANY, Rejected, body_of, error_reply, unavailable
+from acgpt.serving.errors import Rejected, error_reply, unavailable
 from acgpt.serving.options import ServeOptions
 from acgpt.serving.page import reply
 
@@ -74,7 +73,7 @@ class Gate:
         known = Headers(scope=scope).get("if-none-match")
         page = reply(scope["path"], known) if scope["method"] == "GET" else None
         message = "the model is being loaded. Try again when GET /health returns 200."
-        return page or error_reply(Rejected(LOADING, message))
+        return page or error_reply(Rejected("loading", message))
 
 
 # ---- connections ----------------------------------------------------------------------------------------------------
@@ -97,8 +96,7 @@ class Connection(H11Protocol):
         transport.set_write_buffer_limits(0)  # so that `pause_writing` is called whenever the client is slower
         if self.most is not None and len(self.connections) > self.most:
             message = f"the server has {self.most} connections, which is the limit. Try again later."
-            headers = {**HEADERS[TOO_MANY.status], "Connection": "close"}
-            self.app = JSONResponse(body_of(TOO_MANY, message), TOO_MANY.status, headers)
+            self.app = error_reply(Rejected("too_many_connections", message), {"Connection": "close"})
             if len(self.connections) > self.most + RESERVED_FILES // 2:
                 return transport.abort()
         self.timers["head"] = self.loop.call_later(HEAD_SECONDS, transport.abort)

@@ -1,4 +1,4 @@
-"""What all routes of the server share: asking the model, with a limit of time, until the client hangs up.
+"""What all routes of the server share: asking the model within limits, until the client hangs up.
 
 make       reads the request, in a worker thread: tokenizing a text of megabytes must not stop the event loop
 submit     hands the search to the scheduler, which may refuse it
@@ -13,31 +13,37 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import InvalidStateError, ThreadPoolExecutor
 from contextvars import ContextVar
+from dataclasses import fields
 from functools import cached_property
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from acgpt.errors import Draining, QueryError, log_failure
+from acgpt.errors import Draining, InputError, QueryError, TemplateError
 from acgpt.models.adapters import BARE
-from acgpt.models.ask import Choice, Piece, Score
+from acgpt.models.ask import (
+    MAX_TOKENS,
+    Choice,
+    DrawingOptions,
+    FillAsk,
+    LengthsAsk,
+    Piece,
+    SampleAsk,
+    Score,
+)
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.scheduler import Job, Scheduler
-from acgpt.serving.errors import (
-    DISCONNECTED,
-    TIME_EXCEEDED,
-    UNEXPECTED,
-    InvalidField,
-    Rejected,
-    UnknownModel,
-    error_body,
-    kind_of,
-)
+from acgpt.models.searches import parse_gaps
+from acgpt.query.lengths import LONGEST
+from acgpt.query.query import Query
+from acgpt.query.template import Given, Part, parse
+from acgpt.query.text import encode_text
+from acgpt.serving.errors import InvalidField, LimitExceeded, Rejected, UnknownModel, error_body, log_unexpected
 from acgpt.serving.options import LimitOptions
 from acgpt.serving.patterns import Patterns
 
@@ -66,6 +72,27 @@ def note_usage(answer: Any) -> None:
         note_usage(answer.fill)
     elif isinstance(answer, Score | Counted):
         USAGE.get([]).append(len(answer.tokens) if isinstance(answer, Score) else answer.drawn_tokens)
+
+
+FIELDS = {item.name for kind in (FillAsk, SampleAsk, LengthsAsk) for item in fields(kind)}
+
+
+@contextlib.contextmanager
+def naming(param: str) -> Iterator[None]:
+    """Let errors name the field that is wrong.
+
+    Args:
+        param: The field of the question. Errors in other arguments begin with the name of these.
+    """
+    try:
+        yield
+    except InvalidField:
+        raise
+    except (TemplateError, QueryError, LimitExceeded) as error:
+        raise InvalidField(param, error) from error
+    except InputError as error:
+        name = str(error).split(" ", 1)[0]
+        raise InvalidField(name if name in FIELDS else param, error) from error
 
 
 class Service:
@@ -128,6 +155,35 @@ class Service:
             raise InvalidField("model", UnknownModel(problem))
         return model
 
+    def parsed(self, question: str | Query) -> list[Part]:
+        """Parse a template, and check that its text is not so long that it need not be tokenized."""
+        if isinstance(question, Query):
+            return []
+        slots = question.count("{{") - question.count("\\{{")
+        if slots > self.lm.positions:
+            raise QueryError(f"the template has {slots} slots; the model has {self.lm.positions} positions.")
+        parts = parse(question)
+        texts = ([part.text] if isinstance(part, Given) else part.alternatives for part in parts)
+        self.check_characters(sum(max(map(len, own), default=0) for own in texts))  # with the longest alternatives
+        return parts
+
+    def gaps_of(self, template: str) -> list[Part]:
+        """Parse a template that must have gaps, as `parsed`."""
+        self.parsed(template)
+        return parse_gaps(template)
+
+    def check_questions(self, field: str, entries: Sequence[Any]) -> None:
+        """Check that a list does not have too many questions."""
+        if len(entries) > (most := self.limits.max_questions):
+            error = LimitExceeded(f"{field} has {len(entries)} entries; at most {most} are allowed (max_questions).")
+            raise InvalidField(field, error)
+
+    def check_numbers(self, numbers: Mapping[str, int | None]) -> None:
+        """Check the numbers of samples, fills and candidates of a request, by field."""
+        for name, number in numbers.items():
+            if (number or 0) > (most := self.limits.max_n):
+                raise InvalidField(name, LimitExceeded(f"{name} is {number}; at most {most} is allowed (max_n)."))
+
     def stop(self) -> None:
         """Refuse new searches and fail accepted ones, without waiting for the pass that is being computed."""
         self.scheduler.close(drain=False, timeout=0)
@@ -141,17 +197,35 @@ class Service:
         deadline = DEADLINE.get()
         return time.monotonic() + self.seconds if deadline is None else deadline
 
+    @contextlib.asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """Cancel what is awaited inside at the deadline.
+
+        Raises:
+            Rejected: The time is over.
+        """
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                yield
+        except TimeoutError as error:
+            raise self.too_slow() from error
+
+    def too_slow(self) -> Rejected:
+        """Return the error for a request that took longer than it may."""
+        return Rejected(
+            "time_exceeded",
+            f"the request took longer than {self.seconds:g} seconds, which is the limit. Ask for a shorter text or "
+            "fewer tokens, or start the server with a larger --timeout.",
+        )
+
     async def prepare(self, make: Callable[[], Result]) -> Result:
         """Call a function that tokenizes text, in a worker thread; one at a time.
 
         Raises:
             Rejected: The time is over. A function that has begun goes on, but nobody waits for it.
         """
-        try:
-            async with asyncio.timeout_at(self.deadline):
-                return await asyncio.wrap_future(self.worker.submit(make))
-        except TimeoutError as error:
-            raise too_slow(self.seconds) from error
+        async with self.in_time():
+            return await asyncio.wrap_future(self.worker.submit(make))
 
     async def submit(self, make: Callable[[], Search[Result]]) -> Job[Result]:
         """Make a search in a worker thread, and submit it."""
@@ -171,19 +245,17 @@ class Service:
         task.add_done_callback(seen)
         waits: list[asyncio.Future[Any]] = [task, asyncio.ensure_future(disconnection(request))]
         try:
-            async with asyncio.timeout_at(self.deadline):
+            async with self.in_time():
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        except TimeoutError as error:
-            raise too_slow(self.seconds) from error
         finally:
             done = task.done()
             for each in waits:
                 each.cancel()
         if not done:
-            raise Rejected(DISCONNECTED, "the client has hung up.")
+            raise Rejected("disconnected", "the client has hung up.")
         return task.result()
 
-    async def ask_all(self, makes: list[Callable[[], Search[Result]]], request: Request) -> list[Result]:
+    async def ask_all(self, makes: Sequence[Callable[[], Search[Result]]], request: Request) -> list[Result]:
         """Return the results of several searches, in their order; if one fails, the others are cancelled.
 
         Args:
@@ -194,25 +266,26 @@ class Service:
             Refused: The scheduler does not accept a search.
             Rejected: The time is over, or the client has hung up.
         """
-        answers = await self.wait(self._answers(makes), request)
-        note_usage(answers)
-        return answers
-
-    async def _answers(self, makes: list[Callable[[], Search[Result]]]) -> list[Result]:
         jobs: list[Job[Result]] = []
-        try:
-            for make in makes:
-                jobs.append(await self.submit(make))
-            results = asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
-            results.add_done_callback(seen)
-            await asyncio.wait([results])
-            if any(job.future.cancelled() for job in jobs):
-                raise Draining("the server has stopped.")
-            return list(results.result())
-        finally:
-            for job in jobs:
-                if not job.future.done():
-                    job.cancel()
+
+        async def answers() -> list[Result]:
+            try:
+                for make in makes:
+                    jobs.append(await self.submit(make))
+                results = asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
+                results.add_done_callback(seen)
+                await asyncio.wait([results])
+                if any(job.future.cancelled() for job in jobs):
+                    raise Draining("the server has stopped.")
+                return list(results.result())
+            finally:
+                for job in jobs:
+                    if not job.future.done():
+                        job.cancel()
+
+        found = await self.wait(answers(), request)
+        note_usage(found)
+        return found
 
     async def stream(self, make: Callable[[Callable[[Item], object]], Search[Any]]) -> AsyncGenerator[Item]:
         """Yield what a search reports while it runs. If the consumer stops, the search is cancelled.
@@ -237,17 +310,15 @@ class Service:
             timer = loop.call_at(deadline, job.cancel)  # also if nobody takes the items
             job.future.add_done_callback(lambda _: report(ended))
             while True:
-                async with asyncio.timeout_at(deadline):
+                async with self.in_time():
                     item = await items.get()
                 if item is ended:
                     break
                 note_usage(item)
                 yield item
             if job.future.cancelled():
-                raise too_slow(self.seconds) if loop.time() >= deadline else Draining("the server has stopped.")
+                raise self.too_slow() if loop.time() >= deadline else Draining("the server has stopped.")
             job.future.result()
-        except TimeoutError as error:
-            raise too_slow(self.seconds) from error
         finally:
             if timer is not None:
                 timer.cancel()
@@ -284,8 +355,7 @@ class Service:
                 if last:
                     yield last
             except Exception as error:
-                if kind_of(error) is UNEXPECTED:
-                    log_failure(error)
+                log_unexpected(error)
                 yield event(error_body(error), "error")
             finally:
                 await objects.aclose()
@@ -294,19 +364,64 @@ class Service:
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
+class Budget:
+    """Counts the tokens of a request, up to the limit of the server.
+
+    Args:
+        service: Has the limits, and the model that tokenizes.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.tokens = service, 0
+
+    def spend(self, tokens: int, param: str | None = None) -> None:
+        """Count tokens.
+
+        Args:
+            tokens: Number of tokens.
+            param: The field that asks for them, for errors. Default: that of the question.
+
+        Raises:
+            LimitExceeded: The request has too many of them; an `InvalidField` if it is known of which field.
+        """
+        self.tokens += tokens
+        if self.tokens > (most := self.service.limits.max_tokens_per_request):
+            error = LimitExceeded(
+                f"the request has {self.tokens} tokens, those that it asks for included; at most {most} are allowed "
+                "(max_tokens_per_request)."
+            )
+            raise error if param is None else InvalidField(param, error)
+
+    def spend_on_gaps(
+        self, parts: Sequence[Part], ask: DrawingOptions | LengthsAsk, n: int = 1, param: str | None = None
+    ) -> None:
+        """Count the tokens of a template with gaps: those of its text, and the most that it can ask for.
+
+        Args:
+            parts: The parsed template.
+            ask: Has the maximum number of tokens of a gap.
+            n: Number of candidates.
+            param: The field that asks for so many tokens, for errors. Default: that of the question.
+        """
+        lm, asked, texts = self.service.lm, 0, []
+        longest = ask.max_tokens or (LONGEST if self.service.scheduler.executor.heads else MAX_TOKENS)
+        for part in parts:
+            if isinstance(part, Given):
+                texts.append(part.text)
+            elif part.gap is not None:
+                most = max(longest, part.gap.least) if part.gap.most is None else part.gap.most
+                asked += min(most, lm.positions)
+            else:
+                texts += part.alternatives[:1]
+                asked += part.tokens or 0
+        self.spend(len(encode_text("".join(texts), lm.tokenizer)))
+        self.spend(n * asked, param)
+
+
 def event(fields: Any, name: str | None = None) -> str:
     r"""Return one server-sent event: `data: {"text": " Fr", …}`, after its name (`event: error`) if it has one."""
     data = json.dumps(fields, ensure_ascii=False, allow_nan=False)
     return f"event: {name}\ndata: {data}\n\n" if name else f"data: {data}\n\n"
-
-
-def too_slow(seconds: float) -> Rejected:
-    """Return the error for a request that took longer than it may."""
-    return Rejected(
-        TIME_EXCEEDED,
-        f"the request took longer than {seconds:g} seconds, which is the limit. Ask for a shorter text or fewer "
-        "tokens, or start the server with a larger --timeout.",
-    )
 
 
 def seen(results: asyncio.Future[Any]) -> None:

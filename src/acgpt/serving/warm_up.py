@@ -5,14 +5,11 @@ Triton keeps what it has compiled on disk, so this takes long on the first start
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from acgpt.common.options import ignore
 from acgpt.errors import QueryError, TemplateError, log_failure
-from acgpt.models.ask import FillAsk, SampleAsk, ScoreAsk, StreamAsk
-from acgpt.models.executor import Search
+from acgpt.models.ask import Ask, FillAsk, SampleAsk, ScoreAsk, StreamAsk
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.scheduler import Counts, Scheduler
 
@@ -27,9 +24,10 @@ def warm_up(lm: LanguageModel, scheduler: Scheduler) -> int:
         Number of questions that were answered.
     """
     answered = 0
-    for ask in [*questions(lm)] * ROUNDS:
+    for ask in questions(lm) * ROUNDS:
         try:
-            scheduler.submit(ask()).future.result()
+            search = lm.searches.stream(ask, ignore) if isinstance(ask, StreamAsk) else lm.searches.of(ask)
+            scheduler.submit(search).future.result()
             answered += 1
         except (QueryError, TemplateError):
             continue  # not a question for this model
@@ -39,12 +37,9 @@ def warm_up(lm: LanguageModel, scheduler: Scheduler) -> int:
     return answered
 
 
-def questions(lm: LanguageModel) -> Iterator[Callable[[], Search[Any]]]:
-    """Yield functions that return a search: scores, samples of each kind, fills of gaps."""
-    searches, after = lm.searches, " on the mat." if lm.reads_future else ""
+def questions(lm: LanguageModel) -> list[Ask]:
+    """Return questions: scores, samples of each kind, fills of gaps."""
+    after = " on the mat." if lm.reads_future else ""
     word, gap = "The cat{{ sat}}" + after, "The cat {{_}}" + after
-    yield lambda: searches.log_prob(ScoreAsk(word))
-    for sampling in SAMPLINGS:
-        yield partial(lambda sampling: searches.sample(SampleAsk(word, seed=0, **sampling)), sampling)
-    yield lambda: searches.stream(StreamAsk(gap, max_tokens=4, seed=0), ignore)
-    yield lambda: searches.fill(FillAsk(gap, n=1, max_tokens=4, seed=0))
+    samples = [SampleAsk(word, seed=0, **sampling) for sampling in SAMPLINGS]
+    return [ScoreAsk(word), *samples, StreamAsk(gap, max_tokens=4, seed=0), FillAsk(gap, n=1, max_tokens=4, seed=0)]
