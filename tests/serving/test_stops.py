@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fuzz import examples
 
-from acgpt.serving.completions import Writer
+from acgpt.serving.completions import CompletionAsk, Writer
 
 
 @pytest.mark.parametrize("seed", range(examples(20)))
 def test_a_text_ends_before_the_first_stop_string_and_nothing_of_it_is_shown(seed):
     rng = random.Random(seed)
     words, text = ["".join(rng.choices("ab", k=rng.randint(1, 6))) for _ in range(2)], "".join(rng.choices("ab", k=40))
-    writer = Writer(0, lambda token: text[token : token + 1].encode(), [], words, np.ones(40, dtype=np.bool_), 0)
+    completer = SimpleNamespace(bytes_of=lambda token: text[token : token + 1].encode(), ends=[])
+    writer = Writer(completer, CompletionAsk([], stop=words), np.ones(40, dtype=np.bool_), 0)
     shown = ""
     for token in range(len(text)):
         writer.advance(token)

@@ -175,24 +175,15 @@ class Writer:
     """The text of one row as it is drawn. It ends the row, and says which tokens may end it; see `decoding.Guide`.
 
     Args:
-        index: Number of the text.
-        bytes_of: Returns the bytes of a token.
-        ends: Tokens that end the text.
-        stop: Strings before which it ends.
+        completer: Knows the bytes of tokens, and those that end a text.
+        ask: Says before which strings the text ends, and how many tokens it has at least.
         allowed: (V,) tokens that may be drawn.
-        least: Number of tokens before which the text does not end by itself.
+        index: Number of the text.
     """
 
-    def __init__(
-        self,
-        index: int,
-        bytes_of: Callable[[int], bytes],
-        ends: Sequence[int],
-        stop: Sequence[str],
-        allowed: np.ndarray,
-        least: int,
-    ) -> None:
-        self.index, self.bytes_of, self.ends, self.stop, self.least = index, bytes_of, frozenset(ends), stop, least
+    def __init__(self, completer: Completer, ask: CompletionAsk, allowed: np.ndarray, index: int) -> None:
+        self.bytes_of, self.ends = completer.bytes_of, frozenset(completer.ends)
+        self.stop, self.least, self.index = ask.stop, ask.min_tokens, index
         self.all, self.inner = allowed, allowed.copy()
         self.inner[list(self.ends)] = False
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")  # holds back half a character
@@ -298,8 +289,7 @@ class Completer:
             request = Rows(ask.sampling, lambda row: bool(writer_of(row).ended_by), ask.notice, progress)
             for query, route in zip(queries, routes, strict=False):  # no queries, if nothing is to be drawn
                 for sample in range(count):
-                    writer = Writer(len(request.rows), self.bytes_of, self.ends, ask.stop, allowed, ask.min_tokens)
-                    request.add(query, sample, route, writer)
+                    request.add(query, sample, route, Writer(self, ask, allowed, len(request.rows)))
             rows = iter((yield request) if request.rows else [])
             chosen: list[Completion] = []
             drawn = 0

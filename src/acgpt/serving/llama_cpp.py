@@ -141,7 +141,26 @@ def router(service: Service) -> APIRouter:
         ask, truncated = await service.prepare(lambda: fit(completer, whole, body.input_extra, most))
 
         def final(result: Completions, index: int = 0) -> dict[str, Any]:
-            return reply(service, ask, truncated, index, result, clock)
+            """Return the reply for one of the texts."""
+            text = result.texts[index]
+            return {
+                "index": index,
+                "content": text.text,
+                "tokens": [],
+                "id_slot": 0,
+                "stop": True,
+                "model": service.name,
+                "tokens_predicted": result.drawn_tokens,
+                "tokens_evaluated": result.prompt_tokens,
+                "generation_settings": generation_settings(service, ask),
+                "prompt": ask.prompt[0],
+                "has_new_line": "\n" in text.text,
+                "truncated": truncated,
+                "stop_type": text.ended_by,
+                "stopping_word": text.word,
+                "tokens_cached": 0,
+                "timings": clock.timings(result),
+            }
 
         if ask.max_tokens == 0:
             result = Completions((Completion("", (), "limit"),), 0, 0)
@@ -235,31 +254,6 @@ def indented(completion: Completion, n_indent: int) -> Completion:
             if len(line[1]) < n_indent:
                 return replace(completion, text=completion.text[: line.start()], ended_by="limit", word="")
     return completion
-
-
-def reply(
-    service: Service, ask: CompletionAsk, truncated: bool, index: int, result: Completions, clock: Clock
-) -> dict[str, Any]:
-    """Return the reply for one of the texts of a request."""
-    text = result.texts[index]
-    return {
-        "index": index,
-        "content": text.text,
-        "tokens": [],
-        "id_slot": 0,
-        "stop": True,
-        "model": service.name,
-        "tokens_predicted": result.drawn_tokens,
-        "tokens_evaluated": result.prompt_tokens,
-        "generation_settings": generation_settings(service, ask),
-        "prompt": ask.prompt[0],
-        "has_new_line": "\n" in text.text,
-        "truncated": truncated,
-        "stop_type": text.ended_by,
-        "stopping_word": text.word,
-        "tokens_cached": 0,
-        "timings": clock.timings(result),
-    }
 
 
 def generation_settings(service: Service, ask: CompletionAsk) -> dict[str, Any]:

@@ -69,8 +69,18 @@ def router(service: Service) -> APIRouter:
         ask = body.ask(service)
         await service.prepare(lambda: check_limits(service, completer, ask))
         envelope = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": body.model or service.name}
+
+        async def chunks(items: Parts) -> AsyncGenerator[dict[str, Any]]:
+            """Yield the chunks of a stream: parts of the text, then why it ended and the numbers of tokens."""
+            async for item in items:
+                if isinstance(item, Delta):
+                    delta, ended, more = {"role": "assistant", "content": item.text}, None, {}
+                else:
+                    delta, ended, more = {"content": ""}, item.texts[0].finish_reason, {"usage": item.usage}
+                choices = [{"index": 0, "delta": delta, "finish_reason": ended}]
+                yield {**envelope, "object": "chat.completion.chunk", "choices": choices, **more}
+
         if body.stream:
-            chunks = partial(chunked, envelope=envelope)
             return await service.event_stream(partial(completer.stream, ask), request, chunks, DONE)
         result = Completions.joined(await service.ask_all(completer.complete(ask), request))
         (text,) = result.texts
@@ -79,14 +89,3 @@ def router(service: Service) -> APIRouter:
         return JSONResponse({**envelope, "object": "chat.completion", "choices": choices, "usage": result.usage})
 
     return routes
-
-
-async def chunked(items: Parts, envelope: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-    """Yield the chunks of a stream: parts of the text, then why it ended and the numbers of tokens."""
-    envelope = {**envelope, "object": "chat.completion.chunk"}
-    async for item in items:
-        if isinstance(item, Delta):
-            delta, ended, more = {"role": "assistant", "content": item.text}, None, {}
-        else:
-            delta, ended, more = {"content": ""}, item.texts[0].finish_reason, {"usage": item.usage}
-        yield {**envelope, "choices": [{"index": 0, "delta": delta, "finish_reason": ended}], **more}

@@ -164,9 +164,24 @@ def router(service: Service) -> APIRouter:
         if ask.echo:
             texts = await service.prepare(lambda: [completer.text_of(prompt) for prompt in ask.prompt])
             echoed = [text for text in texts for _ in range(ask.n)]
+        usage = body.stream_options is not None and body.stream_options.include_usage
+
+        async def chunks(items: Parts) -> AsyncGenerator[dict[str, Any]]:
+            """Yield the chunks of a stream: prompts, once the search is accepted, parts of texts, and how they end."""
+            extra, begun = {"usage": None} if usage else {}, False
+            async for item in items:
+                parts = [] if begun else [choice(index, prompt, None) for index, prompt in enumerate(echoed)]
+                begun = True
+                if isinstance(item, Delta):
+                    parts.append(choice(item.index, item.text, None))
+                else:
+                    parts += [choice(index, "", text) for index, text in enumerate(item.texts)]
+                for part in parts:
+                    yield {**envelope, "choices": [part], **extra}
+                if usage and isinstance(item, Completions):
+                    yield {**envelope, "choices": [], "usage": item.usage}
+
         if body.stream:
-            usage = body.stream_options is not None and body.stream_options.include_usage
-            chunks = partial(chunked, envelope=envelope, echoed=echoed, usage=usage)
             return await service.event_stream(partial(completer.stream, ask), request, chunks, DONE)
         result = Completions.joined(await service.ask_all(completer.complete(ask), request))
         before = echoed or [""] * len(result.texts)
@@ -176,8 +191,7 @@ def router(service: Service) -> APIRouter:
     @routes.get("/v1/models")
     async def models() -> Response:
         """List the served model and its adapters."""
-        names = service.models
-        return JSONResponse({"object": "list", "data": [model_fields(name, started) for name in names]})
+        return JSONResponse({"object": "list", "data": [model_fields(name, started) for name in service.models]})
 
     @routes.get("/v1/models/{model:path}")
     async def model(model: str) -> Response:
@@ -201,28 +215,3 @@ def choice(index: int, text: str, completion: Completion | None) -> dict[str, An
         "logprobs": completion and completion.log_probs,
         "finish_reason": completion and completion.finish_reason,
     }
-
-
-async def chunked(
-    items: Parts, envelope: dict[str, Any], echoed: list[str], usage: bool
-) -> AsyncGenerator[dict[str, Any]]:
-    """Yield the chunks of a stream.
-
-    Args:
-        items: New parts of the texts, and at the end the result.
-        envelope: Fields of every chunk.
-        echoed: The prompt of each text, if it is echoed; sent once the search is accepted.
-        usage: Whether to send the numbers of tokens.
-    """
-    extra = {"usage": None} if usage else {}
-    async for item in items:
-        for index, prompt in enumerate(echoed):
-            yield {**envelope, "choices": [choice(index, prompt, None)], **extra}
-        echoed = []
-        if isinstance(item, Delta):
-            yield {**envelope, "choices": [choice(item.index, item.text, None)], **extra}
-            continue
-        for index, text in enumerate(item.texts):
-            yield {**envelope, "choices": [choice(index, "", text)], **extra}
-        if usage:
-            yield {**envelope, "choices": [], "usage": item.usage}

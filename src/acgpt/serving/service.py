@@ -106,12 +106,7 @@ class Service:
     """
 
     def __init__(
-        self,
-        lm: LanguageModel,
-        scheduler: Scheduler,
-        *,
-        limits: LimitOptions | None = None,
-        name: str = "acgpt",
+        self, lm: LanguageModel, scheduler: Scheduler, *, limits: LimitOptions | None = None, name: str = "acgpt"
     ) -> None:
         self.lm, self.scheduler, self.name = lm, scheduler, name
         self.limits = limits or LimitOptions()
