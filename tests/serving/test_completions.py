@@ -16,13 +16,39 @@ from acgpt.query.query import Query
 from acgpt.query.text import encode_text
 from acgpt.serving.app import create_app
 from acgpt.serving.completions import CANDIDATES, Completer, CompletionAsk, Completions
+from acgpt.serving.llama_cpp import InfillRequest
+from acgpt.serving.mistral import FimRequest
+from acgpt.serving.openai import CompletionRequest
 
 PREFIX, SUFFIX = "The cat sat on", " and the dog sat."
+SAMPLED = {"temperature": 0.7, "top_p": 0.9}
+ASKED = [
+    (CompletionRequest(prompt="a"), {"max_tokens": 16}),
+    (CompletionRequest(prompt="a", suffix="b"), {"suffix": "b", "temperature": 0.0, "max_tokens": 16}),
+    (CompletionRequest(prompt="a", suffix="b", n=2, best_of=4, seed=-3, logprobs=2, **SAMPLED),
+     {"suffix": "b", "n": 2, "best_of": 4, "top": 2, "max_tokens": 16, **SAMPLED}),
+    (FimRequest(prompt="a"), {"heal": True, "temperature": 0.0}),
+    (FimRequest(prompt="a", suffix="b", random_seed=4, stop="c", min_tokens=2, max_tokens=3, **SAMPLED),
+     {"heal": True, "suffix": "b", "seed": 4, "stop": ("c",), "min_tokens": 2, "max_tokens": 3, **SAMPLED}),
+    (InfillRequest(prompt="a"), {"heal": True, "temperature": 0.0}),
+    (InfillRequest(prompt="a", n_predict=999, top_k=0, top_p=2, temperature=-1, model="x", n_cmpl=2, stream=True),
+     {"heal": True, "temperature": 0.0, "max_tokens": 48}),
+    (InfillRequest(input_prefix="", prompt="a", input_suffix="b", n_predict=3, seed=4, stop=["", "c"], top_k=5,
+                   n_cmpl=2, t_max_predict_ms=500, model="none", **SAMPLED),
+     {"heal": True, "suffix": "b", "max_tokens": 3, "seed": 4, "stop": ("c",), "top_k": 5, "n": 2, "seconds": 0.5,
+      **SAMPLED}),
+]  # fmt: skip
 ORDINARY = [
     ("/v1/fim/completions", {"prompt": PREFIX, "suffix": SUFFIX, "max_tokens": 2048, "temperature": 0.01}),
     ("/infill", {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 1024, "temperature": 0.1}),
     ("/v1/completions", {"prompt": PREFIX, "suffix": SUFFIX, "max_tokens": 1024, "temperature": 0.2, "n": 2}),
 ]
+
+
+@pytest.mark.parametrize(("request_", "asked"), ASKED)
+def test_a_request_of_a_protocol_asks_for_what_its_fields_say(service, request_, asked):
+    ask = request_.ask(service)
+    assert ask == CompletionAsk(["a"], **{"seed": ask.seed, **asked})
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["searched", "predicted"])

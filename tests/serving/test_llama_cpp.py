@@ -103,29 +103,12 @@ def test_the_context_and_defaults_are_told(client):
     assert props["default_generation_settings"]["n_ctx"] == 128 and props["total_slots"] > 0
 
 
-def test_no_bound_takes_that_of_gaps(lm, client):
-    assert ask(client, n_predict=-1)["content"] == lm.infill(PREFIX + LINE, SUFFIX)[0].fills[0]
-
-
-def test_a_temperature_and_a_seed_sample(lm, client):
-    template = f"{PREFIX}{LINE}{{{{_}}}}{SUFFIX}"
-    (sample,) = lm.sample(template, max_tokens=3, temperature=0.7, top_k=50, seed=11)
-    reply = ask(client, n_predict=3, temperature=0.7, top_k=50, seed=11)
-    assert reply["content"] == sample.fills[0] and reply["generation_settings"]["seed"] == 11
-
-
 def test_several_texts_come_as_a_list(lm, client):
     replies = ask(client, n_cmpl=3)
     assert [reply["content"] for reply in replies] == [
         fill.fills[0] for fill in lm.infill(PREFIX + LINE, SUFFIX, 3, max_tokens=4)
     ]
     assert [reply["index"] for reply in replies] == [0, 1, 2]
-
-
-def test_without_a_suffix_the_prefix_is_continued(lm, client):
-    reply = ask(client, input_suffix="", n_predict=6)
-    assert reply["content"] == lm.fill(PREFIX + LINE + "{{_}}", n=1, max_tokens=6)[0].fills[0]
-    assert reply["stop_type"] == "limit"
 
 
 def test_nothing_at_all_is_answered(client):

@@ -31,29 +31,10 @@ def test_the_best_fill_comes_as_a_message(lm, client):
     assert usage.completion_tokens == len(fill.tokens)
 
 
-def test_a_temperature_and_a_seed_sample(lm, client):
-    (sample,) = lm.sample(f"{PROMPT}{{{{_}}}}{SUFFIX}", max_tokens=3, temperature=0.7, top_p=0.9, seed=11)
-    answer = ask(client, max_tokens=3, temperature=0.7, top_p=0.9, random_seed=11)
-    assert answer.choices[0].message.content == sample.fills[0]
-
-
-def test_without_a_suffix_the_prompt_is_continued(lm, client):
-    (fill,) = lm.fill(PROMPT + "{{_}}", n=1, max_tokens=6)
-    answer = ask(client, suffix=None, max_tokens=6)
-    assert answer.choices[0].message.content == fill.fills[0]
-    assert answer.choices[0].finish_reason == "length"
-
-
 def test_a_text_has_at_least_min_tokens(client):
     answer = ask(client, min_tokens=9, max_tokens=12)
     assert answer.usage.completion_tokens >= 9
     assert ask(client, max_tokens=12).usage.completion_tokens < 9  # so that it made a difference
-
-
-def test_stop_strings_cut_the_text(client):
-    whole = ask(client, min_tokens=9, max_tokens=12).choices[0].message.content
-    answer = ask(client, min_tokens=9, max_tokens=12, stop=[whole[3:5]])
-    assert answer.choices[0].message.content == whole[: whole.find(whole[3:5])]
 
 
 @pytest.mark.parametrize(
