@@ -16,13 +16,13 @@ from acgpt.serving import llama_cpp, mistral, native, openai, page, page_routes
 from acgpt.serving.errors import add_error_replies, unavailable
 from acgpt.serving.middleware import (
     CONTENT_TYPE,
-    BodyRead,
     Checked,
     Metrics,
     Observed,
     check_content_type,
     check_host,
     check_key,
+    read_body,
 )
 from acgpt.serving.service import Service
 from acgpt.version import __version__
@@ -71,7 +71,9 @@ def create_app(
         return Response(metrics.render(service.scheduler), media_type=CONTENT_TYPE)
 
     add_error_replies(app)
-    app.add_middleware(BodyRead, service=service)  # the last one that is added is the outermost
+    app.add_middleware(
+        Checked, check=partial(read_body, service=service)
+    )  # the last one that is added is the outermost
     if keys:
         app.add_middleware(Checked, check=partial(check_key, keys=[key.encode() for key in keys]))
     if cors:

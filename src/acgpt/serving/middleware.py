@@ -12,7 +12,7 @@ import math
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -149,23 +149,23 @@ class Checked:
 
     Args:
         app: The application.
-        check: Raises the error.
+        check: Raises the error, or returns how the application receives the request.
     """
 
-    def __init__(self, app: ASGIApp, check: Callable[[Scope], None]) -> None:
+    def __init__(self, app: ASGIApp, check: Callable[[Scope, Receive], Awaitable[Receive]]) -> None:
         self.app, self.check = app, check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         try:
             if scope["type"] == "http":
-                self.check(scope)
-        except Rejected as error:
+                receive = await self.check(scope, receive)
+        except (Rejected, InputError) as error:
             return await error_reply(error)(scope, receive, send)
         return await self.app(scope, receive, send)
 
 
-def check_host(scope: Scope, hosts: Collection[str]) -> None:
+async def check_host(scope: Scope, receive: Receive, hosts: Collection[str]) -> Receive:
     """Refuse requests for other hosts than this machine; one without a host is from no browser.
 
     A web page can let its own name point to this machine (DNS rebinding). The browser then takes the server for a part
@@ -173,6 +173,7 @@ def check_host(scope: Scope, hosts: Collection[str]) -> None:
 
     Args:
         scope: The request.
+        receive: Receives its body.
         hosts: Names and addresses of this machine.
     """
     for host in (value.decode("latin1") for name, value in scope["headers"] if name == b"host"):
@@ -182,6 +183,7 @@ def check_host(scope: Scope, hosts: Collection[str]) -> None:
                 f"the server does not answer for the host {reason(host)}. Use {names}, or start it with an API key."
             )
             raise Rejected("wrong_host", message)
+    return receive
 
 
 def host_of(header: str) -> str:
@@ -190,11 +192,12 @@ def host_of(header: str) -> str:
     return host.strip().lower()
 
 
-def check_key(scope: Scope, keys: Sequence[bytes]) -> None:
+async def check_key(scope: Scope, receive: Receive, keys: Sequence[bytes]) -> Receive:
     """Refuse requests without an API key, in a time that does not depend on how much of it is right.
 
     Args:
         scope: The request.
+        receive: Receives its body.
         keys: The keys, one of which must be sent as `Authorization: Bearer KEY`.
     """
     header = dict(scope["headers"]).get(b"authorization", b"")
@@ -202,61 +205,47 @@ def check_key(scope: Scope, keys: Sequence[bytes]) -> None:
     matches = [hmac.compare_digest(given.strip(), key) for key in keys]
     if scope["path"] not in OPEN and not (scheme.lower() == b"bearer" and any(matches)):
         raise Rejected("invalid_api_key", "the API key is missing or wrong. Send it as Authorization: Bearer KEY.")
+    return receive
 
 
-class BodyRead:
-    """Reads the bodies of requests, within limits of size and time, before anything else is done with them.
+async def read_body(scope: Scope, receive: Receive, service: Service) -> Receive:
+    """Read the body of a request, within limits of size and time, before anything else is done with it.
 
     Args:
-        app: The application.
+        scope: The request.
+        receive: Receives its body.
         service: Has the limits.
+
+    Raises:
+        Rejected: It says that it is too large, or it is; it does not come in time; or the client has hung up.
     """
+    most, parts, size = service.limits.max_body_bytes, [], 0
+    declared, more = dict(scope["headers"]).get(b"content-length", b"0"), True
+    fits = declared.isdigit() and len(declared) <= 20 and int(declared) <= most
+    try:
+        async with asyncio.timeout_at(service.deadline):
+            while fits and more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Rejected("disconnected", "the client has hung up.")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                fits, more = size <= most, message.get("more_body", False)
+    except TimeoutError as error:
+        problem = f"the request was not sent within {service.seconds:g} seconds, the limit (timeout)."
+        raise Rejected("time_exceeded", problem) from error
+    if not fits:
+        limit = f"the request has more than {most} bytes, which is the limit (max_body_bytes)."
+        raise Rejected("body_too_large", limit)
+    waiting = [b"".join(parts)]
+    check_characters(waiting[0])
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.service = app, service
+    async def replay() -> Message:
+        if waiting:
+            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        return await receive()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        try:
-            async with asyncio.timeout_at(self.service.deadline):
-                body = await self.read(scope, receive)
-            check_characters(body)
-        except TimeoutError:
-            message = f"the request was not sent within {self.service.seconds:g} seconds, the limit (timeout)."
-            return await error_reply(Rejected("time_exceeded", message))(scope, receive, send)
-        except (Rejected, InputError) as error:
-            return await error_reply(error)(scope, receive, send)
-        waiting = [body]
-
-        async def replay() -> Message:
-            if waiting:
-                return {"type": "http.request", "body": waiting.pop(), "more_body": False}
-            return await receive()
-
-        return await self.app(scope, replay, send)
-
-    async def read(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the body of a request.
-
-        Raises:
-            Rejected: It says that it is too large, or it is; or the client has hung up.
-        """
-        most, parts, size = self.service.limits.max_body_bytes, [], 0
-        declared, more = dict(scope["headers"]).get(b"content-length", b"0"), True
-        fits = declared.isdigit() and len(declared) <= 20 and int(declared) <= most
-        while fits and more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Rejected("disconnected", "the client has hung up.")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            fits, more = size <= most, message.get("more_body", False)
-        if not fits:
-            limit = f"the request has more than {most} bytes, which is the limit (max_body_bytes)."
-            raise Rejected("body_too_large", limit)
-        return b"".join(parts)
+    return replay
 
 
 def check_characters(body: bytes) -> None:

@@ -23,7 +23,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
-from acgpt.errors import InputError, QueryError, TemplateError
+from acgpt.errors import QueryError, TemplateError
 from acgpt.models.answer_json import to_json
 from acgpt.models.ask import (
     Ask,
@@ -118,17 +118,14 @@ def router(service: Service) -> APIRouter:
         questions, budget = named_questions(service, ask.asks, ask.question), Budget(service)
 
         def search(entry: str | TokenQuery) -> Search[Any]:
-            return make(ask.about(as_question(entry)), budget)
+            question = entry if isinstance(entry, str) else Query(entry.tokens, entry.given, entry.asked, entry.start)
+            return make(ask.about(question), budget)
 
         makes = [naming(name)(partial(search, entry)) for name, entry in questions]
         for name, entry in questions:  # before `makes`, which take turns
             await check_patterns(service, name, entry, request)
-        try:
+        with naming(ask.asks):  # also of errors that a search itself finds
             return results(await service.ask_all(makes, request))
-        except InvalidField:
-            raise
-        except InputError as error:  # found by the search itself
-            raise InvalidField(ask.asks, error) from error
 
     async def stream(body: BaseModel, request: Request) -> Response:
         """Send a fill as it is made."""
@@ -289,13 +286,6 @@ def named_questions(service: Service, field: str, value: Any) -> list[tuple[str,
         return [(field, value)]
     service.check_questions(field, value)
     return [(f"{field}.{i}", question) for i, question in enumerate(value)]
-
-
-def as_question(question: str | TokenQuery) -> str | Query:
-    """Return a question as `LanguageModel` takes it."""
-    if isinstance(question, str):
-        return question
-    return Query(question.tokens, question.given, question.asked, question.start)
 
 
 def asked(service: Service, kind: type[Asked], body: BaseModel) -> Asked:

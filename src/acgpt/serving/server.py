@@ -13,7 +13,7 @@ connections there are. Its protocol on top of h11 is used, also where httptools 
 the same on all machines.
 
     waits for a head    closed after `HEAD_SECONDS`
-    sends a body        see `middleware.BodyRead`
+    sends a body        see `middleware.read_body`
     reads a reply       dropped if it has read nothing for `STALL_SECONDS`
 """
 
