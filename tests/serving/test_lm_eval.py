@@ -37,23 +37,8 @@ DOCUMENTS = [
 
 def likeliest(network, tokenizer):
     """A question that the network answers with a word, which is one token."""
-    for word in [
-        "cat",
-        "dog",
-        "bird",
-        "mat",
-        "log",
-        "the",
-        "sat",
-        "on",
-        "saw",
-        "a",
-        "and",
-        "of",
-        "is",
-        "Paris",
-        "Rome",
-    ]:
+    words = ["cat", "dog", "bird", "mat", "log", "the", "sat", "on", "saw", "a", "and", "of", "is", "Paris", "Rome"]
+    for word in words:
         for question in (f"The {word}", f"A {word}", f"{word} {word}", word):
             ids = tokenizer(question, add_special_tokens=False)["input_ids"]
             token = int(network(torch.tensor([ids])).logits[0, -1].argmax())

@@ -589,7 +589,7 @@ def check_limits(service: Service, completer: Completer, ask: CompletionAsk, *, 
 
 
 def asked(body: BaseModel, **settings: Any) -> CompletionAsk:
-    """Return what a request asks for.
+    """Return what a request asks for. Without a temperature, a gap gets its best fill.
 
     Args:
         body: The request. Its fields with names of `CompletionAsk` are taken over, unless they are null.
@@ -597,4 +597,6 @@ def asked(body: BaseModel, **settings: Any) -> CompletionAsk:
     """
     names = {item.name for item in fields(CompletionAsk)}
     same = {name: value for name, value in body if name in names and value is not None}
-    return CompletionAsk(**same | settings)
+    given = same | settings
+    gap = given.get("suffix") or given.get("heal")
+    return CompletionAsk(**{"temperature": 0.0 if gap else 1.0} | given)

@@ -52,7 +52,6 @@ class FimRequest(Strict):
         return asked(
             self,
             prompt=[self.prompt],
-            temperature=self.temperature or 0.0,
             seed=self.random_seed,
             adapter=service.adapter_of(self.model),
             heal=True,

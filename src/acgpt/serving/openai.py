@@ -135,11 +135,9 @@ class CompletionRequest(Strict):
             raise InvalidField("best_of", "a stream cannot choose the best of several texts.")
         if self.suffix and self.echo and self.logprobs is not None:
             raise InvalidField("echo", "log-probabilities of the prompt cannot be asked with a suffix.")
-        temperature = 0.0 if self.suffix else 1.0
         return asked(
             self,
             max_tokens=16 if self.max_tokens is None else self.max_tokens,
-            temperature=temperature if self.temperature is None else self.temperature,
             top=self.logprobs,
             adapter=service.adapter_of(self.model),
         )

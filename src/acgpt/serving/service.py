@@ -25,16 +25,7 @@ from starlette.responses import StreamingResponse
 
 from acgpt.errors import Draining, InputError, QueryError, TemplateError
 from acgpt.models.adapters import BARE
-from acgpt.models.ask import (
-    MAX_TOKENS,
-    Choice,
-    DrawingOptions,
-    FillAsk,
-    LengthsAsk,
-    Piece,
-    SampleAsk,
-    Score,
-)
+from acgpt.models.ask import MAX_TOKENS, Choice, DrawingOptions, FillAsk, LengthsAsk, Piece, SampleAsk, Score
 from acgpt.models.executor import Search
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.scheduler import Job, Scheduler
