@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli.main import app, tidy
-from acgpt.cli.templates import BATCH, questions, score_fields
+from acgpt.cli.templates import BATCH, SCORE, json_fields, questions
 from acgpt.cli.ui import emit
 from acgpt.common.memory import gc_paused
 from acgpt.display.show import Page, print_score
@@ -119,11 +119,11 @@ def test_score_shows_one_way_when_told_or_when_there_is_no_future(cli):
     assert "with future" not in shown and "no future to read" in shown
 
 
-def test_a_number_that_is_not_finite_is_null_in_json(capsys):
+def test_a_number_that_is_not_finite_is_null_in_json(lms, capsys):
     emit({"a": [math.inf, {"b": math.nan}, 1.5]})
     assert json.loads(capsys.readouterr().out) == {"a": [None, {"b": None}, 1.5]}
     impossible = Score((TokenScore("a", 1, 1, -1e6),), future=False)
-    emit(score_fields(impossible))
+    emit(json_fields(lms["reads"], impossible, *SCORE))
     assert json.loads(capsys.readouterr().out)["perplexity"] is None
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 from acgpt.cli.templates import (
+    SCORE,
     Line,
-    answered_by,
     answers,
     check_filled,
+    json_fields,
     load,
     note_adapters,
     questions,
-    score_fields,
     settings,
 )
 from acgpt.cli.ui import Bars, FileOption, JsonOption, TemplateArgument, emit, with_options
@@ -25,9 +26,9 @@ from acgpt.models.options import InfillOptions
 from acgpt.query.template import Slot, parse
 
 if TYPE_CHECKING:
-    from acgpt.client import Client
     from acgpt.models.ask import Sample
-    from acgpt.models.language_model import LanguageModel
+
+SAMPLE = ("text", "fills", *SCORE, "lengths", "score", "length_log_prob")  # fields of a sample for --json
 
 
 @with_options(InfillOptions)
@@ -77,7 +78,7 @@ def infill(
         if any(map(has_gap, texts)):
             with progress(None) as notice:
                 return [lm.fill(text, notice=notice, **settings(FillAsk, options)) for text in texts]
-        with progress(options.n * asked(lm, texts)) as notice:
+        with progress(options.n * sum(sum(lm.query(text).asked) for text in texts)) as notice:
             return lm.sample(texts, notice=notice, **settings(SampleAsk, options))
 
     page = Page()
@@ -85,28 +86,11 @@ def infill(
         if number == 0 and not as_json:
             page.note(f"seed {options.seed}\n")
         if as_json:
-            header = {
-                "template": text,
-                "seed": options.seed,
-                "future": samples[0].future,
-                **answered_by(lm, samples[0]),
-            }
-            emit({**header, "samples": [sample_fields(sample) for sample in samples]})
+            header = {"template": text, "seed": options.seed, **json_fields(lm, samples[0], "future", "adapter")}
+            emit({**header, "samples": [json_fields(lm, sample, *SAMPLE) for sample in samples]})
         else:
             print_samples(page, lm, text, samples)
             note_adapters(page, lm, {"": samples[0]})
-
-
-def sample_fields(sample: Sample) -> dict[str, object]:
-    """Return the JSON fields of a sample; those of the fill of a gap have its lengths and score, too."""
-    from acgpt.models.ask import Fill
-
-    more: dict[str, Any] = {}
-    if isinstance(sample, Fill):
-        more = {"lengths": sample.lengths, "score": sample.score}
-        if sample.length_log_prob is not None:
-            more["length_log_prob"] = sample.length_log_prob
-    return {"text": sample.text, "fills": sample.fills, **score_fields(sample), **more}
 
 
 def has_gap(template: str) -> bool:
@@ -120,22 +104,9 @@ def has_gap(template: str) -> bool:
 def gaps_alone(groups: Iterable[list[Line]]) -> Iterator[list[Line]]:
     """Split groups so that each template with a gap is alone: filling is slow, so its answer is printed at once."""
     for group in groups:
-        together: list[Line] = []
-        for line in group:
-            if not has_gap(line.template):
-                together.append(line)
-                continue
-            if together:
-                yield together
-            yield [line]
-            together = []
-        if together:
-            yield together
-
-
-def asked(lm: LanguageModel | Client, templates: Sequence[str]) -> int:
-    """Return the number of tokens that templates without gaps ask for."""
-    return sum(sum(lm.query(template).asked) for template in templates)
+        for gap, lines in groupby(group, lambda line: has_gap(line.template)):
+            together = list(lines)
+            yield from [[line] for line in together] if gap else [together]
 
 
 @contextmanager

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from acgpt.cli.templates import answered_by, answers, load, note_adapters, questions, settings
+from acgpt.cli.templates import answers, json_fields, load, note_adapters, questions, settings
 from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.models.ask import RankAsk
 from acgpt.models.options import RankOptions
@@ -42,9 +40,7 @@ def rank(
     page = Page()
     for text, ranking in answers(groups, lambda texts: [lm.rank(item, **chosen) for item in texts]):
         if as_json:
-            ranked = [asdict(alternative) for alternative in ranking.alternatives]
-            header = {"template": text, "compared": ranking.compared, "future": ranking.future}
-            emit({**header, **answered_by(lm, ranking), "alternatives": ranked})
+            emit({"template": text, **json_fields(lm, ranking, "compared", "future", "adapter", "alternatives")})
         else:
             print_ranking(page, text, ranking)
             note_adapters(page, lm, {"": ranking})

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from acgpt.cli.templates import (
-    answered_by,
-    answers,
-    check_scored,
-    load,
-    note_adapters,
-    questions,
-    score_fields,
-    settings,
-)
+from acgpt.cli.templates import SCORE, answers, check_scored, json_fields, load, note_adapters, questions, settings
 from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.errors import QueryError
-from acgpt.models.ask import ScoreAsk
+from acgpt.models.ask import Score, ScoreAsk
 from acgpt.models.options import ScoreOptions
 
 if TYPE_CHECKING:
     from acgpt.client import Client
-    from acgpt.models.ask import Score
     from acgpt.models.language_model import LanguageModel
 
 COLUMNS = {"past only": False, "with future": True}  # of the table: whether the future is read
+JSON_COLUMNS = {name.replace(" ", "_"): future for name, future in COLUMNS.items()}
 
 
 @with_options(ScoreOptions)
@@ -61,36 +52,19 @@ def score(
     from acgpt.display.show import NO_ANSWER, Page, print_score, printable
 
     if as_json:
-        if future is None:
-            for text, (score, both) in answers(groups, lambda texts: ask_both_ways(lm, texts, chosen)):
-                columns = {key: one and json_fields(lm, one) for key, one in both.items()}
-                emit({"template": text, "future": score.future, **json_fields(lm, score), **columns})
-        else:
-            for text, score in answers(groups, lambda texts: lm.log_prob(texts, **chosen)):
-                emit({"template": text, "future": score.future, **json_fields(lm, score)})
+        ways = {"": future} | (JSON_COLUMNS if future is None else {})
+        for text, (_, results) in answers(groups, lambda texts: score_ways(lm, texts, ways, chosen)):
+            fields: dict[str, Any] = dict.fromkeys(results)
+            scores = {name: item for name, item in results.items() if isinstance(item, Score)}
+            fields |= {name: json_fields(lm, score, "adapter", *SCORE) for name, score in scores.items()}
+            emit({"template": text, "future": results[""].future, **fields.pop(""), **fields})
         return
 
-    def ask(texts: list[str]) -> list[dict[str, Score | QueryError]]:
-        columns: dict[str, Sequence[Score | QueryError]] = {}
-        for name, with_future in COLUMNS.items():
-            try:
-                if future in (None, with_future):
-                    columns[name] = lm.log_prob(texts, **chosen | {"future": with_future})
-            except QueryError as error:
-                if len(texts) > 1:  # `answers` then asks them one by one
-                    raise
-                columns[name], refusal = [error], error
-        results = [dict(zip(columns, scores, strict=True)) for scores in zip(*columns.values(), strict=True)]
-        if all(isinstance(result, QueryError) for result in results[0].values()):
-            raise refusal
-        return results
-
-    page = Page()
-    for text, results in answers(groups, ask):
-        no_future = future is None and not lm.query(text).needs_future
+    page, ways = Page(), {name: reads for name, reads in COLUMNS.items() if future in (None, reads)}
+    for text, (no_future, results) in answers(groups, lambda texts: score_ways(lm, texts, ways, chosen)):
         if no_future:  # both columns are the same
-            results = {"past only": next(item for item in results.values() if not isinstance(item, QueryError))}
-        scores = {name: item for name, item in results.items() if not isinstance(item, QueryError)}
+            results = {"past only": next(item for item in results.values() if isinstance(item, Score))}
+        scores = {name: item for name, item in results.items() if isinstance(item, Score)}
         print_score(page, lm, text, {name: scores.get(name) for name in results})
         note_adapters(page, lm, scores)
         if "with future" in scores and not lm.reads_future:
@@ -106,33 +80,46 @@ def score(
             page.note("No given token comes after the asked ones: there is no future to read.\n")
 
 
-def json_fields(lm: LanguageModel | Client, score: Score) -> dict[str, Any]:
-    """Return the JSON fields of a score, with the adapter that was used."""
-    return {**answered_by(lm, score), **score_fields(score)}
+def score_ways(
+    lm: LanguageModel | Client, texts: list[str], ways: Mapping[str, bool | None], chosen: Mapping[str, Any]
+) -> list[tuple[bool, dict[str, Any]]]:
+    """Score templates in several ways.
 
+    A score that an earlier way has found is not asked again, nor one with the future if there is none to read.
 
-def ask_both_ways(
-    lm: LanguageModel | Client, texts: list[str], chosen: dict[str, Any]
-) -> list[tuple[Score, dict[str, Score | None]]]:
-    """Score templates as the model prefers, and again from the past only and with the future, by JSON key.
+    Args:
+        lm: The model.
+        texts: The templates.
+        ways: The option `future` by name. The way "" must have an answer.
+        chosen: The other settings.
 
-    A template is scored again only in the way that its first score has not used. A score is `None` if the model cannot
-    answer, or if there is no future to read.
+    Returns:
+        For each template, whether there is no future to read, if several ways are asked; and by name a `Score`, the
+        `QueryError` if the model cannot answer a single template, or `None` if it was not asked.
+
+    Raises:
+        QueryError: There is no answer.
     """
-    preferred = lm.log_prob(texts, **chosen)
-    columns: dict[str, list[Score | None]] = {}
-    for name, with_future in COLUMNS.items():
-        column: list[Score | None] = [score if score.future == with_future else None for score in preferred]
-        no_future = [with_future and not lm.query(text).needs_future for text in texts]
-        missing = [i for i, score in enumerate(column) if score is None and not no_future[i]]
+    no_future = [False] * len(texts)
+    results: list[dict[str, Any]] = [{} for _ in texts]
+    for number, (name, future) in enumerate(ways.items()):
+        if number == 1:  # not before the first way has refused what cannot be scored
+            no_future = [not lm.query(text).needs_future for text in texts]
+        missing = []
+        for i, result in enumerate(results):
+            known = [score for score in result.values() if isinstance(score, Score)]
+            absent = future and no_future[i] and known
+            result[name] = None if absent else next((score for score in known if score.future == future), None)
+            if not absent and result[name] is None:
+                missing.append(i)
         try:
-            scores = lm.log_prob([texts[i] for i in missing], **chosen | {"future": with_future})
+            scores = lm.log_prob([texts[i] for i in missing], **{**chosen, "future": future})
             for i, score in zip(missing, scores, strict=True):
-                column[i] = score
-        except QueryError:
-            if len(texts) > 1:  # `answers` then asks them one by one
+                results[i][name] = score
+        except QueryError as error:
+            if len(texts) > 1 or not name:  # `answers` then asks them one by one
                 raise
-        columns[name.replace(" ", "_")] = [
-            None if absent else score for absent, score in zip(no_future, column, strict=True)
-        ]
-    return [(score, {key: column[i] for key, column in columns.items()}) for i, score in enumerate(preferred)]
+            results[0][name] = error
+    if results and not any(isinstance(item, Score) for item in results[0].values()):
+        raise results[0].popitem()[1]
+    return list(zip(no_future, results, strict=True))

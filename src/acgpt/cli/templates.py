@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -14,6 +14,7 @@ import typer
 from acgpt.cli.ui import silence_libraries
 from acgpt.common.memory import gc_paused
 from acgpt.errors import InputError, TemplateError
+from acgpt.models.answer_json import to_json
 from acgpt.models.options import LoadedOptions, ServedOptions
 from acgpt.models.paths import check_paths
 from acgpt.query.template import check_slots, parse
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 BATCH = 16  # number of lines of a file that are answered together
+SCORE = ("log_prob", "perplexity", "bound", "tokens")  # fields of a score for --json
 
 
 @dataclass(frozen=True)
@@ -133,11 +135,16 @@ def answers(groups: Iterable[list[Line]], ask: Callable[[list[str]], Sequence[An
             yield from zip([line.template for line in group], results, strict=True)
 
 
-def score_fields(score: Score) -> dict[str, Any]:
-    """Return the JSON fields of a score."""
-    tokens = [asdict(token) for token in score.tokens]
-    bound = {"bound": True} if score.bound else {}
-    return {"log_prob": score.log_prob, "perplexity": score.perplexity, **bound, "tokens": tokens}
+def json_fields(lm: LanguageModel | Client, answer: Score | Ranking, *names: str) -> dict[str, Any]:
+    """Return fields of an answer for --json, in the order of `names`.
+
+    Fields that this kind of answer lacks are left out, and so is an adapter of a model that has none, a bound that is
+    none, and the probability of lengths that were not predicted.
+    """
+    content = to_json(answer)
+    silent = {"adapter": not lm.adapters, "bound": not content.get("bound")}
+    silent["length_log_prob"] = content.get("length_log_prob") is None
+    return {name: content[name] for name in names if name in content and not silent.get(name)}
 
 
 def load(options: ServedOptions) -> LanguageModel | Client:
@@ -170,11 +177,6 @@ def load_model(options: LoadedOptions) -> LanguageModel:
         from acgpt.models.loading import load
 
         return load(options.model, options.adapter, options.device, options.dtype)
-
-
-def answered_by(lm: LanguageModel | Client, answer: Score | Ranking) -> dict[str, str | None]:
-    """Return the JSON field of the adapter that answered, if the model has adapters."""
-    return {"adapter": answer.adapter} if lm.adapters else {}
 
 
 def note_adapters(page: Page, lm: LanguageModel | Client, results: Mapping[str, Score | Ranking]) -> None:
