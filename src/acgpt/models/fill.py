@@ -21,11 +21,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from acgpt.common.options import ignore
+from acgpt.engine.decode import randomness
 from acgpt.engine.steps import Row
-from acgpt.errors import InputError, TemplateError, too_long
+from acgpt.errors import InputError, QueryError, TemplateError, too_long
 from acgpt.models.ask import MAX_TOKENS, FillAsk
 from acgpt.models.executor import Executor, Rows, Scores, Search
 from acgpt.models.region import RegionGuide, constraint_of
@@ -127,6 +129,7 @@ class Filler(ABC):
         self.stops = [stop.encode() for stop in ask.stop]
         self.gapped, self.route = gapped, route
         self.constraints = [self.constraint(region) for region in self.gapped.regions]
+        self.kept = Query.trusted(gapped.tokens, gapped.given, gapped.asked)
         self.lengths = [self.possible(i) for i in range(len(self.constraints))]
         shortest = len(gapped.tokens) + sum(lengths[0] for lengths in self.lengths)
         if shortest + 1 > positions:
@@ -164,13 +167,17 @@ class Filler(ABC):
             candidates: What was drawn for it.
         """
 
-    @abstractmethod
     def next_length(self, known: tuple[int, ...]) -> Search[dict[int, float]]:
         """Return the log-probabilities of the lengths of the region after those whose lengths are known.
 
         Raises:
             QueryError: The model does not predict lengths, or not for these.
         """
+        yield from ()  # no requests
+        raise QueryError(
+            "this model does not predict lengths of gaps, or not on this route. Use a model that was trained with "
+            "a share of `lengths` in its conditioning, and with the future."
+        )
 
     # ---- what may be drawn ------------------------------------------------------------------------------------------
 
@@ -267,11 +274,11 @@ class Filler(ABC):
             guide = RegionGuide(encoded.query, spans, constraints, self.size, ends, gapped.regions[-1].least)
             request.add(encoded.query, sample, routes[lengths], guide)
         rows = iter((yield request) if drawn else [])
-        given = Query.trusted(gapped.tokens, gapped.given, gapped.asked)
+        unasked = Query.trusted(gapped.tokens, gapped.given, gapped.asked)
         return [
             self.candidate(lengths, next(rows), routes[lengths])
             if lengths in encodings
-            else Candidate(lengths, given, [], [], 0.0, Route(None, False))
+            else Candidate(lengths, unasked, [], [], 0.0, Route(None, False))
             for lengths, _ in jobs
         ]
 
@@ -364,12 +371,7 @@ class Filler(ABC):
 
     def is_empty(self, gapped: Gapped, candidate: Candidate) -> bool:
         """Return whether all gaps of a candidate are empty or white space, up to stop strings."""
-        tokens, shift, fills = candidate.tokens, 0, []
-        for region, length in zip(gapped.regions, candidate.lengths, strict=True):
-            ids = [token for token in tokens[region.at + shift : region.at + shift + length] if token is not None]
-            fills += region.fills(self.vocabulary.decode(ids))
-            shift += length
-        return not any(self.cut(fill).strip() for fill in fills)
+        return not any(fill.strip() for _, fills in self.region_fills(gapped, candidate) for fill in fills)
 
     def cut(self, fill: str) -> str:
         """Return a fill up to the first stop string."""
@@ -419,6 +421,12 @@ class Filler(ABC):
         for candidate in ordered:
             seen.setdefault(self.fills(candidate), candidate)
         return list(seen.values())
+
+    def resampled(self, drawn: Sequence[Candidate], log_weights: np.ndarray, query: Query) -> list[Candidate]:
+        """Return as many candidates as are asked for, drawn at random with these weights; `query` is the noise's."""
+        weights = np.exp(log_weights - log_weights.max())
+        rng = randomness(query, 0, self.sampling.seed, "resampling")
+        return [drawn[i] for i in rng.choice(len(drawn), size=self.ask.n, p=weights / weights.sum())]
 
     def stream(self, notify: Callable[[int, str], object]) -> Search[Candidate]:
         """Find the lengths of all regions, then draw one fill.
@@ -506,19 +514,22 @@ class Filler(ABC):
 
     def fills(self, candidate: Candidate) -> tuple[str, ...]:
         """Return the text of each slot, cut at stop strings."""
-        encoded = self.gapped.encoded(candidate.lengths) if any(candidate.lengths) or any(self.gapped.asked) else None
-        tokens = candidate.tokens
-        fills: dict[int, str] = {}
-        for region, length in zip(self.gapped.regions, candidate.lengths, strict=True):
-            first = encoded.slots[region.slots[0]][0] if encoded is not None else 1
-            ids = [token for token in tokens[first - 1 : first - 1 + length] if token is not None]
-            for slot, fill in zip(region.slots, region.fills(self.vocabulary.decode(ids)), strict=True):
-                fills[slot] = self.cut(fill)
+        tokens, regions = candidate.tokens, self.region_fills(self.gapped, candidate)
+        fills = {slot: fill for region, texts in regions for slot, fill in zip(region.slots, texts, strict=True)}
         for slot, part in enumerate(self.slots):
             if part.unknown is not None:
                 fills[slot] = ""
-            elif slot not in fills:
-                assert encoded is not None  # a blank or a text is asked
-                first, last = encoded.slots[slot]
+            elif slot not in fills:  # a blank or a text, which is asked
+                first, last = self.gapped.encoded(candidate.lengths).slots[slot]
                 fills[slot] = "".join(pieces([t for t in tokens[first - 1 : last] if t is not None], self.tokenizer))
         return tuple(fills[slot] for slot in range(len(self.slots)))
+
+    def region_fills(self, gapped: Gapped, candidate: Candidate) -> list[tuple[Region, list[str]]]:
+        """Return each region of a template, or of a part of it, with the texts of its gaps, cut at stop strings."""
+        tokens, drawn, found = candidate.tokens, 0, []
+        for region, length in zip(gapped.regions, candidate.lengths, strict=True):
+            start = region.at + drawn
+            ids = [token for token in tokens[start : start + length] if token is not None]
+            found.append((region, [self.cut(fill) for fill in region.fills(self.vocabulary.decode(ids))]))
+            drawn += length
+        return found

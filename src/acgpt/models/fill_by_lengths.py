@@ -26,7 +26,6 @@ from acgpt.models.fill import Candidate, Filler
 from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
 from acgpt.query.gaps import Gapped
 from acgpt.query.lengths import LONGEST, length_question, normalised
-from acgpt.query.query import Query
 
 MASS = 0.8  # probability of the lengths of which the best fill is chosen, together
 TRIED = 16  # such lengths at most
@@ -147,8 +146,7 @@ class FillByLengths(Filler):
             For each sample the lengths, and their log-probability.
         """
         sampling = self.sampling
-        given = Query.trusted(self.gapped.tokens, self.gapped.given, self.gapped.asked)
-        rngs = [randomness(given, i, sampling.seed, "lengths") for i in numbers]
+        rngs = [randomness(self.kept, i, sampling.seed, "lengths") for i in numbers]
         chosen: list[tuple[int, ...]] = [()] * len(numbers)
         log_probs = [0.0] * len(numbers)
         for index in range(len(self.constraints)):
@@ -184,7 +182,6 @@ class FillByLengths(Filler):
         most = max(candidates, 8 * ask.n) if exact else ask.n
         drawn: list[Candidate] = []
         accepted: list[Candidate] = []
-        given = Query.trusted(self.gapped.tokens, self.gapped.given, self.gapped.asked)
         while len(drawn) < most and len(accepted) < ask.n:
             numbers = range(len(drawn), min(most, len(drawn) + max(ask.n, len(drawn), 4)))
             lengths = yield from self.draw_lengths(numbers)
@@ -195,12 +192,10 @@ class FillByLengths(Filler):
                 candidate.score = candidate.log_lengths + candidate.log_prob
             drawn += new
             for i, candidate in zip(numbers, new, strict=True):
-                rng = randomness(given, i, sampling.seed, "accepting")
+                rng = randomness(self.kept, i, sampling.seed, "accepting")
                 if not exact or rng.random() < math.exp(candidate.log_prob - candidate.drawn_with):
                     accepted.append(candidate)
         if len(accepted) >= ask.n:
             return accepted[: ask.n]
         log_weights = np.array([candidate.log_prob - candidate.drawn_with for candidate in drawn])
-        weights = np.exp(log_weights - log_weights.max())
-        rng = randomness(given, 0, sampling.seed, "resampling")
-        return [drawn[i] for i in rng.choice(len(drawn), size=ask.n, p=weights / weights.sum())]
+        return self.resampled(drawn, log_weights, self.kept)

@@ -24,8 +24,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from acgpt.engine.decode import randomness
-from acgpt.errors import QueryError
 from acgpt.models.executor import Search
 from acgpt.models.fill import Candidate, Filler
 from acgpt.query.gaps import Gapped
@@ -46,14 +44,6 @@ class FillBySearch(Filler):
         yield from self.score(gapped, candidates)
         return candidates
 
-    def next_length(self, known: tuple[int, ...]) -> Search[dict[int, float]]:
-        """Refuse: no lengths are predicted."""
-        yield from ()  # no requests
-        raise QueryError(
-            "this model does not predict lengths of gaps, or not on this route. Use a model that was trained with "
-            "a share of `lengths` in its conditioning, and with the future."
-        )
-
     def score(self, gapped: Gapped, candidates: Sequence[Candidate]) -> Search[None]:
         """Set the scores of candidates: their causal log-probability, and the bonus."""
         yield from self.read(gapped, candidates)
@@ -67,13 +57,12 @@ class FillBySearch(Filler):
         filled: list[list[int]] = []
         for index, constraint in enumerate(self.constraints):
             last, lengths = index == len(self.constraints) - 1, self.fitting(index, chosen)
+            part = self.window(index, filled)
             if len(lengths) == 1:
                 length = lengths[0]
-                part = self.window(index, filled)
                 if not last:
                     (best,) = yield from self.draw(part, [constraint], [((length,), 0)], greedy=True)
             else:
-                part = self.window(index, filled)
                 candidates = yield from self.search(part, [constraint], [(n,) for n in lengths], 0)
                 best = min(candidates, key=Candidate.order)
                 length = sum(best.lengths)
@@ -86,25 +75,15 @@ class FillBySearch(Filler):
 
     def window(self, index: int, filled: Sequence[Sequence[int]]) -> Gapped:
         """Return the text up to the region after this one, with the regions before it filled."""
-        regions = self.gapped.regions
-        end = regions[index + 1].at if index + 1 < len(regions) else len(self.gapped.tokens)
-        tokens: list[int | None] = []
-        given: list[bool] = []
-        asked: list[bool] = []
-        at = 0
-        for i in range(end + 1):
-            for number, ids in enumerate(filled):
-                if regions[number].at == i:
-                    tokens += ids
-                    given += [True] * len(ids)
-                    asked += [False] * len(ids)
-            if i == regions[index].at:
-                at = len(tokens)
-            if i < end:
-                tokens.append(self.gapped.tokens[i])
-                given.append(self.gapped.given[i])
-                asked.append(self.gapped.asked[i])
-        return Gapped(tuple(tokens), tuple(given), tuple(asked), (replace(regions[index], at=at, slots=(0,)),), (None,))
+        gapped, region = self.gapped, self.gapped.regions[index]
+        end = gapped.regions[index + 1].at if index + 1 < len(gapped.regions) else len(gapped.tokens)
+        tokens, given, asked = list(gapped.tokens[:end]), list(gapped.given[:end]), list(gapped.asked[:end])
+        for before, ids in reversed(list(zip(gapped.regions[:index], filled, strict=True))):
+            tokens[before.at : before.at] = ids
+            given[before.at : before.at] = [True] * len(ids)
+            asked[before.at : before.at] = [False] * len(ids)
+        region = replace(region, at=region.at + sum(map(len, filled)), slots=(0,))
+        return Gapped(tuple(tokens), tuple(given), tuple(asked), (region,), (None,))
 
     def at_random(self, candidates: int) -> Search[list[Candidate]]:
         """Resample candidates of all lengths with the weights p(text) / q."""
@@ -126,6 +105,4 @@ class FillBySearch(Filler):
             return [max(drawn, key=lambda candidate: candidate.log_text)] * ask.n
         drawn_at = Counter(candidate.lengths for candidate in drawn)
         log_weights = np.array([c.log_text / temperature - c.drawn_with - math.log(drawn_at[c.lengths]) for c in drawn])
-        weights = np.exp(log_weights - log_weights.max())
-        rng = randomness(drawn[0].query, 0, self.sampling.seed, "resampling")
-        return [drawn[i] for i in rng.choice(len(drawn), size=ask.n, p=weights / weights.sum())]
+        return self.resampled(drawn, log_weights, drawn[0].query)
