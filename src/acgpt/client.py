@@ -344,19 +344,7 @@ class Client(Questions[httpx.Client]):
 
 
 class AsyncClient(Questions[httpx.AsyncClient]):
-    """`Client` for asyncio: the same methods as coroutines.
-
-    Args:
-        base_url: Address of the server, such as "http://localhost:8080".
-        api_key: API key. Default: the environment variable ACGPT_API_KEY.
-        timeout: Seconds to wait for a reply.
-        retries: How often a request is sent again if the server is busy, see `Client`.
-        **options: Options of `httpx.AsyncClient`.
-
-    Raises:
-        InputError: A question is invalid, as for `LanguageModel`.
-        ServerError: The server cannot be reached, or cannot answer; `status` is that of its reply.
-    """
+    """`Client` for asyncio: the same methods as coroutines. `**options` are those of `httpx.AsyncClient`."""
 
     _make = httpx.AsyncClient
 

@@ -70,45 +70,37 @@ def train(
 
 
 def train_and_report(load: Callable[[], Recipe], options: RunOptions, as_json: bool) -> None:
-    """Load a recipe, train, and print the results."""
+    """Load a recipe, train with silenced libraries, and print the results or how to resume."""
     main = int(os.environ.get("RANK", 0)) == 0  # only the first process prints
     try:
-        loaded = load()
-        results = run(loaded, resume=options.resume, quiet=options.quiet or not main, minutes=options.minutes)
+        recipe = load()
+        silence_libraries()
+        from torch import distributed
+        from transformers.utils.logging import disable_progress_bar
+
+        from acgpt.training.train import train
+
+        disable_progress_bar()
+        try:
+            results = train(recipe, resume=options.resume, quiet=options.quiet or not main, minutes=options.minutes)
+        except KeyboardInterrupt as error:
+            if main:
+                print(f"\ninterrupted. {resume_hint(Path(recipe.output))}", file=sys.stderr)
+            raise typer.Exit(130) from error
     except InputError as error:
         if main:
             raise
         raise typer.Exit(2) from error  # the first process prints it
-    if results is None:
-        if main:
-            print(f"stopped. {resume_hint(Path(loaded.output))}", file=sys.stderr)
-        raise typer.Exit(3)
-    if not main:
-        return
-    if as_json:
-        emit(results)
-    else:
-        print_results(results)
-
-
-def run(recipe: Recipe, *, resume: bool, quiet: bool, minutes: float | None) -> dict[str, Any] | None:
-    """Train with silenced libraries; print how to resume if interrupted."""
-    silence_libraries()
-    from torch import distributed
-    from transformers.utils.logging import disable_progress_bar
-
-    from acgpt.training.train import train
-
-    disable_progress_bar()
-    try:
-        results = train(recipe, resume=resume, quiet=quiet, minutes=minutes)
-    except KeyboardInterrupt as error:
-        if int(os.environ.get("RANK", 0)) == 0:
-            print(f"\ninterrupted. {resume_hint(Path(recipe.output))}", file=sys.stderr)
-        raise typer.Exit(130) from error
     if distributed.is_initialized():
         distributed.destroy_process_group()
-    return results
+    if results is None:
+        if main:
+            print(f"stopped. {resume_hint(Path(recipe.output))}", file=sys.stderr)
+        raise typer.Exit(3)
+    if main and as_json:
+        emit(results)
+    elif main:
+        print_results(results)
 
 
 def resume_hint(folder: Path) -> str:
