@@ -125,11 +125,11 @@ def test_metadata_of_a_hub_id_is_fetched_from_the_hub(tmp_path, monkeypatch):
     Metadata(bos_token_id=3).write(tmp_path)
     asked = []
 
-    def download(repository, file):
-        asked.append((repository, file))
-        return str(tmp_path / file)
+    def download(*names, **_):
+        asked.append(names)
+        return str(tmp_path / names[1])
 
-    monkeypatch.setattr("acgpt.models.loading.hf_hub_download", download)
+    monkeypatch.setattr("acgpt.models.checkpoint.cached_file", download)
     assert read_metadata("someone/some-model") == Metadata(bos_token_id=3)
     assert asked == [("someone/some-model", FILE)]
 

@@ -259,8 +259,8 @@ def test_the_defaults_adapter_is_small_enough_to_ship():
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
 
 
-def test_a_default_that_is_read_from_its_own_package_is_not_to_be_deleted(embedded, monkeypatch):
-    monkeypatch.setattr(loading, "embedded_default", lambda: embedded[0].with_name("missing.gguf"))
+def test_a_default_that_is_read_from_its_own_package_is_not_to_be_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "embedded_default", lambda: tmp_path / "missing.gguf")
     with pytest.raises(ModelError, match=r"missing\.gguf") as caught:
         acgpt.load()
     assert "delete" not in str(caught.value)

@@ -58,7 +58,8 @@ def named(name: str) -> PreTrainedTokenizerBase:
 
     if name == "gpt2" and (files := gpt2_files()) is not None:
         return GPT2Tokenizer(vocab=str(files / "encoder.json"), merges=str(files / "vocab.bpe"))
-    from acgpt.models.loading import CONFIGS, DEFAULT_BOS, check_hub, embedded_default, from_pretrained
+    from acgpt.models.checkpoint import CONFIGS, check_hub
+    from acgpt.models.loading import DEFAULT_BOS, embedded_default, from_pretrained
 
     tokenizer: PreTrainedTokenizerBase
     if name == "default":  # its own BOS and EOS are those of chats

@@ -19,6 +19,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file, cached_files
@@ -37,6 +38,8 @@ WEIGHTS = (  # in the order in which transformers looks for them
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+CONFIGS = ("config.json", "tokenizer_config.json", "tokenizer.json")  # files of which a model or tokenizer has one
+NO_CONNECTION = ("ConnectError", "ConnectTimeout")  # errors of httpx, matched by name: the hub's client may vendor it
 AGAIN = "Copy it there again."
 LARGEST_JSON = 2**26  # bytes
 MOST_LAYERS = 1000  # for GGUF files, whose tensors are not counted
@@ -75,10 +78,34 @@ def check_objects(folder: Path) -> None:
                 check_counts(str(folder), content)
 
 
+def check_hub(name: str, *files: str) -> None:
+    """Check the connection to the hub with one request, unless `name` is a folder or one of the files is cached.
+
+    Without a connection the hub's client retries each request for half a minute, and transformers makes several.
+
+    Args:
+        name: A folder or a hub id.
+        *files: Files of the repository; the first one is requested.
+
+    Raises:
+        ConnectionError: There is no connection. Other errors are ignored here; the next request will raise them.
+    """
+    if Path(name).exists():
+        return
+    try:
+        if not any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
+            get_hf_file_metadata(hf_hub_url(name, files[0]))
+    except Exception as error:
+        if type(error).__name__ in NO_CONNECTION:
+            remedy = "Use a local folder, or try again with a connection."
+            raise ConnectionError(f"there is no connection to {constants.ENDPOINT} ({error}). {remedy}") from error
+
+
 def fetch(source: str, name: str) -> Path | None:
     """Find a file of a folder, or fetch it from the hub; `None` if there is no such file."""
     options = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_gated_repo": False}
     try:
+        check_hub(source, name)
         path = cached_file(source, name, **options)
     except Exception:  # no connection or no such repository: reported by code that needs the file
         return None

