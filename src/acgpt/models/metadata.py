@@ -78,12 +78,11 @@ class Metadata:
             raise ModelError(
                 f"{source} has format version {version}; this acgpt reads up to {FORMAT_VERSION}. Upgrade acgpt."
             )
-        optional = {"conditioning": dict, "bos_token_id": int, "mask_token_id": int, "base_hash": str}
-        optional |= {"tokenizer_hash": str, "lengths": dict}
-        fields: dict[str, Any] = {"method": str} | {name: kind | None for name, kind in optional.items()}
-        known: dict[str, Any] = {name: content[name] for name in fields if name in content}
+        kinds = {"conditioning": dict, "bos_token_id": int, "mask_token_id": int, "lengths": dict}
+        names = ("method", "base_hash", "tokenizer_hash", *kinds)
+        known: dict[str, Any] = {name: content[name] for name in names if name in content}
         for name, value in known.items():
-            if not isinstance(value, fields[name]):
+            if not isinstance(value, kinds.get(name, str)) and (value is not None or name == "method"):
                 raise ModelError(f"{source}: {name} is {reason(repr(value))}, which is not of the right type.")
         if "method" not in known:
             raise ModelError(f"{source}: no method is named.")
@@ -115,9 +114,8 @@ class Metadata:
         """Return the metadata of an adapter with BOS and MASK of its base model where it has none."""
         if base is None:
             return self
-        bos = base.bos_token_id if self.bos_token_id is None else self.bos_token_id
-        mask = base.mask_token_id if self.mask_token_id is None else self.mask_token_id
-        return replace(self, bos_token_id=bos, mask_token_id=mask)
+        missing = [name for name in ("bos_token_id", "mask_token_id") if getattr(self, name) is None]
+        return replace(self, **{name: getattr(base, name) for name in missing})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the contents of `acgpt.json`; `lengths` only if the model predicts them."""

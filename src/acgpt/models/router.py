@@ -166,25 +166,23 @@ class Router:
         Warns:
             FutureIgnored: Once per router, if the future of a query is ignored although `future` is `None`.
         """
-        routes = self._choose(queries, future, adapter)
-        for query, route in zip(queries, routes, strict=True):
-            if query.start is not None and not (method := self.method(route)).any_start:
+        if self.chooses_per_query(adapter):
+            routes = [route(query, self.adapters, self.by_name[BARE], future) for query in queries]
+        else:
+            used = self.reads_future(adapter) if future is None else future
+            # Nothing is switched if no adapter is named: the user may have activated one, and then means it.
+            as_it_is = adapter is None or not self.adapters
+            routes = [Route(self.resolve(adapter), used, keep_adapters=as_it_is)] * len(queries)
+        for query, chosen in zip(queries, routes, strict=True):
+            if query.start is not None and not (method := self.method(chosen)).any_start:
                 raise QueryError(f"a model of method {method.name} reads BOS first: a query cannot have another start.")
         ignored = future is None and any(
-            query.needs_future and not route.future for query, route in zip(queries, routes, strict=True)
+            query.needs_future and not chosen.future for query, chosen in zip(queries, routes, strict=True)
         )
         if ignored and not self.warned:
             self.warned = True
             warnings.warn(FUTURE_UNSUPPORTED, FutureIgnored, stacklevel=caller_level())
         return routes
-
-    def _choose(self, queries: Sequence[Query], future: bool | None, adapter: Choice) -> list[Route]:
-        """Return the route of each query."""
-        if self.chooses_per_query(adapter):
-            return [route(query, self.adapters, self.by_name[BARE], future) for query in queries]
-        used = self.reads_future(adapter) if future is None else future
-        # Nothing is switched if no adapter is named: the user may have activated one, and then means it.
-        return [Route(self.resolve(adapter), used, keep_adapters=adapter is None or not self.adapters)] * len(queries)
 
 
 def caller_level() -> int:
