@@ -196,7 +196,7 @@ def test_an_adapter_that_is_neither_here_nor_on_the_hub_is_said_to_be_neither(ad
     def nowhere(*_, **__):
         raise OSError("no such repository")
 
-    monkeypatch.setattr("peft.PeftModel.from_pretrained", nowhere)
+    monkeypatch.setattr("peft.PeftConfig.from_pretrained", nowhere)
     with pytest.raises(ModelError, match=r"there is no folder runs/nope here, and from the hub: no such repository"):
         acgpt.load(adapted[0], adapter="runs/nope")
 

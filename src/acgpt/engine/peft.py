@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -310,45 +310,36 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def load_adapter(model: Any, source: str, name: str) -> tuple[Any, list[str], list[str]]:
+def load_adapter(model: Any, source: str, name: str, *, known: bool = False) -> tuple[Any, list[str], list[str]]:
     """Load an adapter onto a model.
 
     Args:
         model: The base model, or what an earlier call returned.
         source: Folder or hub id of the adapter.
         name: Name to give to the adapter.
+        known: The file is known to hold all weights of the adapter, and the model is in float32: the adapter is not
+            initialised at random first, nor searched for weights of other dtypes.
 
     Returns:
         The model with the adapter, the weights of the adapter that the file lacks, and the weights of the file that
         the model has no place for.
     """
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModel
 
-    if isinstance(model, PreTrainedModel):
-        with quiet():
-            model = PeftModel.from_pretrained(model, source, adapter_name=name)
-        unwrap(model)  # refuses kinds that shift positions
-    report = model.load_adapter(source, name)  # again for the first adapter: only this call reports the keys
+    without_start: AbstractContextManager[None] = nullcontext()
+    if known:
+        from transformers.initialization import no_init_weights
+
+        without_start = no_init_weights()
+    with quiet(), without_start:
+        if isinstance(model, PreTrainedModel):  # not by PeftModel.from_pretrained, which does not report the weights
+            config = PeftConfig.from_pretrained(source)
+            check_kind(config)
+            config.inference_mode = True
+            model = PeftModel(model, config, name, autocast_adapter_dtype=not known)
+        report = model.load_adapter(source, name, autocast_adapter_dtype=not known)
     missing = [key for key in report.missing_keys if name in key.split(".")]
     return model, missing, list(report.unexpected_keys)
-
-
-def load_verified(model: PreTrainedModel, source: str, name: str) -> Any:
-    """Load an adapter that is known to fit a model, and return the PEFT model.
-
-    `load_adapter` initialises the adapter at random and reads its file twice, to be able to report what does not fit.
-
-    Args:
-        model: The base model, in float32.
-        source: Folder of the adapter. Its file must hold all weights of the adapter.
-        name: Name to give to the adapter.
-    """
-    from peft import PeftModel
-    from transformers.initialization import no_init_weights
-
-    with quiet(), no_init_weights():
-        # The adapter has the dtype of the model, whatever that of its file; PEFT need not look for others to convert.
-        return PeftModel.from_pretrained(model, source, adapter_name=name, autocast_adapter_dtype=False)
 
 
 def merge_adapter(model: Any) -> PreTrainedModel:

@@ -303,7 +303,9 @@ def check_adapter_config(source: str) -> Path | None:
     content = json_object(path)
     if content.get("megatron_config") is not None:
         raise ModelError(f"the adapter {source} names a module to import (megatron_core), and {NO_CODE}.")
-    if content.get("peft_type") == "XLORA":
+    if "peft_type" not in content:
+        raise ModelError(f"cannot put the adapter {source} on a model: its config names no peft_type. {AGAIN}")
+    if content["peft_type"] == "XLORA":
         raise ModelError(f"the adapter {source} is of type XLORA, which loads other adapters: load these by name.")
     return path
 

@@ -32,7 +32,7 @@ from acgpt.common.files import read_json_object
 from acgpt.engine.device import choose_device, choose_dtype
 from acgpt.engine.length_head import LengthHead
 from acgpt.engine.modules import process_lock
-from acgpt.engine.peft import DEFAULT, load_adapter, load_verified, require
+from acgpt.engine.peft import DEFAULT, load_adapter, require
 from acgpt.errors import NO_CODE, InputError, ModelError, reason
 from acgpt.methods import METHODS
 from acgpt.models.adapters import BARE, check_name
@@ -119,7 +119,7 @@ def load(
         metadata = {name: read_metadata(folder) for name, folder in adapters.items()}
         metadata[BARE] = read_metadata(source, network.config)
         if verified and adapters:
-            network = load_verified(network, str(DEFAULT_ADAPTER), DEFAULT)
+            network, *_ = load_adapter(network, str(DEFAULT_ADAPTER), DEFAULT, known=True)
         elif adapters:
             network = add_adapters(network, adapters, metadata)
         folders = {BARE: source, **adapters}
