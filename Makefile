@@ -28,7 +28,7 @@ help: ## list the targets
 install: $(STAMP) ## make .venv and install acgpt into it, with all that development takes
 
 demo: $(STAMP) ## a tour with a real model, on this machine: scoring, ranking, infilling
-	@$(BIN)/python -m acgpt.cli.demo
+	@$(BIN)/python examples/tour.py
 
 test: check ## lint, types and every test that needs no GPU
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TIERS)

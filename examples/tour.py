@@ -1,4 +1,4 @@
-"""A tour on the embedded model, in under two minutes on two CPU cores: `python -m acgpt.cli.demo`.
+"""A tour on the embedded model, in under two minutes on two CPU cores: `make demo`.
 
 Every command is printed above its answer, which is computed live. Seeds are fixed, so two runs on one machine print the
 same.
