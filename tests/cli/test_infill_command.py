@@ -40,12 +40,6 @@ def test_a_gap_is_answered_in_json_as_fill_answers(infill, lm):
     assert len(fills) == 3 and [list(sample) for sample in answer["samples"]] == [list(keys)] * 3
 
 
-def test_a_template_without_a_gap_has_neither_lengths_nor_a_score(infill):
-    (answer,) = objects(infill("The {{_3}} of France.", "--json", "--best-of", "4", "--max-tokens", "1"))
-    assert list(answer["samples"][0]) == ["text", "fills", "log_prob", "perplexity", "tokens"]
-    assert len(answer["samples"][0]["tokens"]) == 3
-
-
 def test_by_default_there_is_one_fill(infill):
     assert len(objects(infill(GAP, "--json", "--max-tokens", "3"))[0]["samples"]) == 1
 

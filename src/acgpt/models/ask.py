@@ -258,7 +258,12 @@ class DrawingOptions(SamplingOptions):
         super().__post_init__()
         if self.seed is None:
             object.__setattr__(self, "seed", secrets.randbits(32))
-        object.__setattr__(self, "stop", stop_strings(self.stop))
+        several = isinstance(self.stop, Iterable) and not isinstance(self.stop, str)
+        strings = tuple(self.stop) if several else (self.stop,)
+        for string in strings:
+            if not isinstance(string, str) or not string:
+                raise InputError(f"stop must be strings that are not empty, not {string!r}.")
+        object.__setattr__(self, "stop", strings)
 
     @property
     def sampling(self) -> Sampling:
@@ -504,16 +509,3 @@ def asks(
         return call  # type: ignore[return-value]
 
     return decorate
-
-
-def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
-    """Return stop strings as a tuple.
-
-    Raises:
-        InputError: One of them is empty, or not a string.
-    """
-    strings = tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
-    for string in strings:
-        if not isinstance(string, str) or not string:
-            raise InputError(f"stop must be strings that are not empty, not {string!r}.")
-    return strings
