@@ -81,11 +81,10 @@ def test_generate_writes_what_the_command_writes(model, corpus, tmp_path):
 
 def test_a_recipe_that_is_loaded_is_changed_as_a_named_one_is(corpus, tmp_path):
     from acgpt.training.recipe import load_recipe
-    from acgpt.training.train import loaded
 
     changes = {"output": tmp_path, "epochs": 1.0, "conditioning.r_max": 0.3}
-    assert loaded(load_recipe("tiny-cpu"), changes) == load_recipe("tiny-cpu", changes)
-    assert loaded(load_recipe("tiny-cpu"), {"steps": 5}) == load_recipe("tiny-cpu", {"steps": 5})
+    assert load_recipe(load_recipe("tiny-cpu"), changes) == load_recipe("tiny-cpu", changes)
+    assert load_recipe(load_recipe("tiny-cpu"), {"steps": 5}) == load_recipe("tiny-cpu", {"steps": 5})
 
 
 def test_finetune_teaches_a_model_through_an_adapter(corpus, tmp_path):

@@ -339,23 +339,21 @@ def read_yaml(name: str | Path, folder: Path, kind: str, hint: str = "") -> tupl
     return content, path
 
 
-def load_recipe(name: str | Path, changes: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
+def load_recipe(name: Recipe | str | Path, changes: Sequence[str] | Mapping[str, Any] = ()) -> Recipe:
     """Load a recipe and apply changes to it.
 
     Args:
-        name: A YAML file, or the name of a recipe that comes with acgpt.
+        name: A YAML file, the name of a recipe that comes with acgpt, or a `Recipe`.
         changes: Values by key, or a list of `key=value`, where each value is YAML (paths and other text as they are).
             A dotted key sets a key of a mapping: `conditioning.r_max`. A change also removes the keys of the file that
             it makes meaningless: `steps` removes `epochs` and shortens a `warmup` that is as long as the run,
             `optimizer=adamw` removes `muon_lr`, and `lora.rank` removes `lora.alpha`.
     """
-    hint = "name the recipe first, then the changes. " if "=" in str(name) else ""
-    content, _ = read_yaml(name, BUILT_IN, "recipe", hint)
-    return with_changes(content, changes, str(name))
-
-
-def with_changes(content: dict[str, Any], changes: Sequence[str] | Mapping[str, Any], source: str) -> Recipe:
-    """Make a recipe from its keys and values with the changes of `load_recipe`; `source` is its name for errors."""
+    if isinstance(name, Recipe):
+        content, source = name.as_dict(), "the recipe"
+    else:
+        hint = "name the recipe first, then the changes. " if "=" in str(name) else ""
+        content, source = read_yaml(name, BUILT_IN, "recipe", hint)[0], str(name)
     pairs = list(changes.items()) if isinstance(changes, Mapping) else list(map(read_change, changes))
     for key, value in pairs:
         set_key(content, key, value)

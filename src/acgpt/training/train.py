@@ -45,7 +45,7 @@ from acgpt.training.loop import Loop
 from acgpt.training.networks import Tuned, check_method, fresh, head_dim, pretrained
 from acgpt.training.options import RunOptions
 from acgpt.training.plan import Plan, accelerator_for, settle
-from acgpt.training.recipe import Recipe, load_recipe, with_changes
+from acgpt.training.recipe import Recipe, load_recipe
 from acgpt.training.run_folder import (
     CURVE,
     RESULTS,
@@ -88,7 +88,7 @@ def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
     """
     options, changes = split_keywords(RunOptions, changes)
     stopping = StopRequests(math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes)
-    recipe = loaded(recipe, changes)
+    recipe = load_recipe(recipe, changes)
     for name in ("corpus", "output"):
         if not getattr(recipe, name):
             raise InputError(f"the recipe names no {name}: add {name}=FOLDER.")
@@ -140,13 +140,6 @@ def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
             return None
         finally:
             loop.close()
-
-
-def loaded(recipe: Recipe | str | Path, changes: Mapping[str, Any]) -> Recipe:
-    """Load the recipe if it is a file or a name, and apply the changes."""
-    if not isinstance(recipe, Recipe):
-        return load_recipe(recipe, changes)
-    return with_changes(recipe.as_dict(), changes, "the recipe") if changes else recipe
 
 
 # ---- the parts of a run ----------------------------------------------------------------------------------------------
