@@ -28,27 +28,6 @@ NO_ROOM = "the server has no memory for this request. Ask for a shorter text, fe
 MOST = 5  # problems of a request that an error names
 
 
-class InvalidField(InputError):
-    """A field of a request has an invalid value.
-
-    Args:
-        param: Path of the field: its name, or for an entry of a list `query.3`.
-        cause: What is wrong with it; a text is an `InputError`.
-    """
-
-    def __init__(self, param: str, cause: InputError | str) -> None:
-        super().__init__(str(cause))
-        self.param, self.cause = param, InputError(cause) if isinstance(cause, str) else cause
-
-
-class LimitExceeded(InputError):
-    """A request is larger than the server allows."""
-
-
-class UnknownModel(InputError):
-    """A request names a model that the server does not have."""
-
-
 class Rejected(Exception):
     """A request is refused whatever it asks, or nobody waits for its answer any more.
 
@@ -60,6 +39,23 @@ class Rejected(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class InvalidField(InputError):
+    """A field of a request has an invalid value.
+
+    Args:
+        param: Path of the field: its name, or for an entry of a list `query.3`.
+        cause: What is wrong with it; a text is an `InputError`.
+    """
+
+    def __init__(self, param: str, cause: InputError | Rejected | str) -> None:
+        super().__init__(str(cause))
+        self.param, self.cause = param, InputError(cause) if isinstance(cause, str) else cause
+
+
+class LimitExceeded(InputError):
+    """A request is larger than the server allows."""
 
 
 STATUS = {  # of the reply, by the name of the error for programs
@@ -87,7 +83,6 @@ CODES: dict[type[BaseException], str] = {
     TemplateError: "invalid_template",
     QueryError: "invalid_query",
     LimitExceeded: "limit_exceeded",
-    UnknownModel: "model_not_found",
     InputError: "invalid_value",
     QueueFull: "queue_full",
     Draining: "shutting_down",

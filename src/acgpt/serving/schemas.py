@@ -37,7 +37,7 @@ MOST_TOP = 20  # of most probable tokens with each log-probability
 MOST_STOPS, STOP_CHARACTERS = 64, 4096  # strings of a request, and characters of all of them: each token is compared
 
 
-# ---- fields -------------------------------------------------------------------------------------------------------
+# ---- fields ---------------------------------------------------------------------------------------------------------
 
 
 class Strict(BaseModel):
@@ -55,9 +55,9 @@ class Lenient(BaseModel):
     @classmethod
     def without_null(cls, fields: Any) -> Any:
         """Leave out fields that are null."""
-        return (
-            {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
-        )
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 def stops_of(value: Any) -> tuple[str, ...]:

@@ -149,9 +149,8 @@ def settings(app: ASGIApp, **options: Any) -> uvicorn.Config:
         app: The application.
         **options: Other settings.
     """
-    fixed: dict[str, Any] = {"http": Connection, "ws": "none", "lifespan": "off", "access_log": False}
-    fixed |= {"log_config": None, "server_header": False, "limit_concurrency": MOST_CONNECTIONS}
-    return uvicorn.Config(app, **(fixed | options))
+    fixed = {"log_config": None, "server_header": False, "access_log": False, "limit_concurrency": MOST_CONNECTIONS}
+    return uvicorn.Config(app, http=Connection, ws="none", lifespan="off", **(fixed | options))
 
 
 def most_connections() -> int:

@@ -34,7 +34,7 @@ from acgpt.query.lengths import LONGEST
 from acgpt.query.query import Query
 from acgpt.query.template import Given, Part, parse
 from acgpt.query.text import encode_text
-from acgpt.serving.errors import InvalidField, LimitExceeded, Rejected, UnknownModel, error_body, log_unexpected
+from acgpt.serving.errors import InvalidField, LimitExceeded, Rejected, error_body, log_unexpected
 from acgpt.serving.options import LimitOptions
 from acgpt.serving.patterns import Patterns
 
@@ -138,7 +138,7 @@ class Service:
             return None
         if model not in self.models:
             problem = f"there is no model {model!r}. This server has {', '.join(self.models)}."
-            raise InvalidField("model", UnknownModel(problem))
+            raise InvalidField("model", Rejected("model_not_found", problem))
         return model
 
     def parsed(self, question: str | Query) -> list[Part]:
