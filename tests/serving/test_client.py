@@ -87,6 +87,24 @@ def test_the_async_client_answers_the_same(server, client):
     assert pieces[-1].fill is not None and infilled[0].text.startswith("The ") and query == client.query(SCORE)
 
 
+def asked(url, question, **options):
+    """Return what a `Client` answers."""
+    return question(acgpt.Client(url, **options))
+
+
+def asked_asynchronously(url, question, **options):
+    """Return what an `AsyncClient` answers."""
+
+    async def ask():
+        async with acgpt.AsyncClient(url, **options) as lm:
+            return await question(lm)
+
+    return asyncio.run(ask())
+
+
+both_clients = pytest.mark.parametrize("ask", [asked, asked_asynchronously])
+
+
 # ---- errors ---------------------------------------------------------------------------------------------------------
 
 
@@ -124,28 +142,18 @@ def test_a_wrong_key_and_a_server_that_is_not_there_are_server_errors(server, mo
     assert error.value.status is None
 
 
+@both_clients
 @pytest.mark.parametrize("limits", [{"max_questions": 3}, {"queue": 2}])
-def test_a_list_is_asked_in_as_many_requests_as_the_server_takes(lengths_lm, limits):
+def test_a_list_is_asked_in_as_many_requests_as_the_server_takes(lengths_lm, limits, ask):
     questions = [f"The {{{{cat}}}} sat {i}." for i in range(20)]
     with service_of(lengths_lm, **limits) as service, running(service) as server:
-        scores = acgpt.Client(server.url).log_prob(questions)
-
-        async def ask():
-            async with acgpt.AsyncClient(server.url) as lm:
-                return await lm.log_prob(questions)
-
-        assert len(scores) == len(asyncio.run(ask())) == 20
+        assert len(ask(server.url, lambda lm: lm.log_prob(questions))) == 20
 
 
-def test_a_list_has_one_seed_however_many_requests_it_takes(client, server):
-    many = ["The {{_1}} sat."] * 20
-
-    async def ask():
-        async with acgpt.AsyncClient(server.url, api_key="key") as lm:
-            return await lm.sample(many)
-
-    for samples in (client.sample(many), asyncio.run(ask())):
-        assert len(samples) == 20 and len({sample.seed for some in samples for sample in some}) == 1
+@both_clients
+def test_a_list_has_one_seed_however_many_requests_it_takes(server, ask):
+    samples = ask(server.url, lambda lm: lm.sample(["The {{_1}} sat."] * 20), api_key="key")
+    assert len(samples) == 20 and len({sample.seed for some in samples for sample in some}) == 1
 
 
 @pytest.mark.usefixtures("offline")
@@ -158,13 +166,10 @@ def test_an_adapter_or_none_of_them_answers_as_in_the_library(both):
             assert same_scores(ours, theirs) and ours.adapter == (adapter or None)
 
 
-def test_a_function_that_is_told_of_progress_is_not_sent(server):
-    async def ask():
-        async with acgpt.AsyncClient(server.url, api_key="key") as lm:
-            await lm.fill(GAP, 1, max_tokens=2, notice=print)
-            return await lm.sample("The {{_1}}", notice=print)
-
-    assert len(asyncio.run(ask())) == 1
+@both_clients
+def test_a_function_that_is_told_of_progress_is_not_sent(server, ask):
+    assert len(ask(server.url, lambda lm: lm.fill(GAP, 1, max_tokens=2, notice=print), api_key="key")) == 1
+    assert len(ask(server.url, lambda lm: lm.sample("The {{_1}}", notice=print), api_key="key")) == 1
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
@@ -187,17 +192,11 @@ def busy(times, status=429, headers=(("Retry-After", "0"),), code="queue_full"):
     return {"transport": httpx.MockTransport(answer)}, requests
 
 
+@both_clients
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_server_is_asked_again(status):
+def test_a_busy_server_is_asked_again(status, ask):
     options, requests = busy(2, status)
-    assert acgpt.Client("http://x", **options).pieces([1]) == ["a"] and len(requests) == 3
-    options, requests = busy(2, status)
-
-    async def ask():
-        async with acgpt.AsyncClient("http://x", **options) as lm:
-            return await lm.pieces([1])
-
-    assert asyncio.run(ask()) == ["a"] and len(requests) == 3
+    assert ask("http://x", lambda lm: lm.pieces([1]), **options) == ["a"] and len(requests) == 3
 
 
 def test_a_server_that_stays_busy_is_given_up():
@@ -212,18 +211,12 @@ def test_a_server_that_stays_busy_is_given_up():
 @pytest.mark.parametrize("code", ["out_of_memory", "broken"])
 def test_what_would_fail_again_is_not_asked_again(code):
     options, requests = busy(99, 503, code=code)
-    with pytest.raises(acgpt.ServerError, match="busy") as error:
-        acgpt.Client("http://x", **options).pieces([1])
-    assert error.value.code == code and len(requests) == 1
+    for ask in (asked, asked_asynchronously):
+        with pytest.raises(acgpt.ServerError, match="busy") as error:
+            ask("http://x", lambda lm: lm.pieces([1]), **options)
+        assert error.value.code == code
     with pytest.raises(acgpt.ServerError, match="busy"):
         list(acgpt.Client("http://x", **options).stream(GAP))
-
-    async def ask():
-        async with acgpt.AsyncClient("http://x", **options) as lm:
-            return await lm.pieces([1])
-
-    with pytest.raises(acgpt.ServerError, match="busy"):
-        asyncio.run(ask())
     assert len(requests) == 3
 
 

@@ -241,19 +241,6 @@ def test_the_token_that_ends_a_text_leaves_no_trace_in_it_and_has_a_log_probabil
 # ---- suffixes ---------------------------------------------------------------------------------------------------
 
 
-def test_temperature_0_finds_the_best_fill(lm, client):
-    best = lm.infill(PROMPT, SUFFIX, n=3, max_tokens=4, seed=1)
-    answer = ask(client, suffix=SUFFIX, max_tokens=4, temperature=0, n=3, seed=1)
-    assert [choice.text for choice in answer.choices] == [fill.fills[0] for fill in best]
-    assert ask(client, suffix=SUFFIX, max_tokens=4).choices[0].text == best[0].fills[0]
-
-
-def test_another_temperature_samples_the_gap(lm, client):
-    samples = lm.sample(f"{PROMPT}{{{{_}}}}{SUFFIX}", 2, max_tokens=3, temperature=0.8, top_p=0.9, seed=7)
-    answer = ask(client, suffix=SUFFIX, max_tokens=3, temperature=0.8, top_p=0.9, n=2, seed=7)
-    assert [choice.text for choice in answer.choices] == [sample.fills[0] for sample in samples]
-
-
 def test_braces_in_a_prompt_are_text(lm, client):
     prompt, suffix = "a {{_}} \\", "{{cat|dog}} \\{{"
     answer = ask(client, prompt, suffix=suffix, max_tokens=3, temperature=0, echo=True)
