@@ -34,7 +34,7 @@ from transformers import (
 )
 
 from acgpt.common.files import read_json_object
-from acgpt.errors import ModelError, reason
+from acgpt.errors import reason
 from acgpt.models.checkpoint import check_config, check_objects
 
 RECORDS = "checked"
@@ -108,15 +108,12 @@ def read(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Read the converted model in float32, and its tokenizer. Its weights are mapped from the file, not copied.
 
     Raises:
-        ModelError: The folder is damaged.
+        Exception: The folder is damaged; every format has its own classes of errors.
     """
-    try:
-        check_objects(folder)
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-        check_config(str(folder), config)
-        return read_network(folder, config), read_tokenizer(folder)
-    except Exception as error:  # every format has its own classes of errors
-        raise ModelError(f"cannot load {folder}: {reason(error)}.") from error
+    check_objects(folder)
+    config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    check_config(str(folder), config)
+    return read_network(folder, config), read_tokenizer(folder)
 
 
 def read_network(folder: Path, config: Any) -> PreTrainedModel:

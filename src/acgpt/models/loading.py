@@ -153,7 +153,7 @@ def load_embedded(
         The model, its tokenizer, and whether the checks have passed before, so that they need not run again.
     """
     if record is not None and record.exists():
-        with contextlib.suppress(ModelError):  # read it with all checks
+        with contextlib.suppress(Exception):  # it is damaged: read it with all checks
             return *read(folder), True
     damaged = folder.stat().st_ino
     try:
