@@ -206,16 +206,18 @@ def test_who_samples_any_conditional_does_and_others_refuse(name):
     assert (done == 7) is method.abilities.samples_any
 
 
-@pytest.mark.parametrize("name", ["mlm", "fim"])
-def test_without_the_future_a_token_has_what_reading_the_whole_text_gives_it(name):
-    model = toy(name)
+ANY = ["sigma-gpt-temporal", SigmaGptRandom("random", seed=4), "mlm"]
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("mlm", {}), ("fim", {}), *product(ANY[:1], [{}, {"target_positions": "table"}])]
+)
+def test_without_the_future_a_token_has_what_reading_the_whole_text_gives_it(name, own):
+    model = toy(name, **own)
     (whole,) = log_probs_of(name, model, [query_of("aaaaa")])
     for question in every_query(5):
         want = [whole[position - 1] for position in question.asked_positions]
         assert log_probs_of(name, model, [question], future=False)[0] == pytest.approx(want, abs=1e-9)
-
-
-ANY = ["sigma-gpt-temporal", SigmaGptRandom("random", seed=4), "mlm"]
 
 
 @pytest.mark.parametrize(
