@@ -40,9 +40,30 @@ def idle(page):
     expect(page.locator("#stop")).to_be_hidden(timeout=60_000)
 
 
-def run(page):
+def start(page, text=None):
+    """Write a text, if there is one, and ask; do not wait for the answer."""
+    if text is not None:
+        write(page, text)
     page.locator("#run").click()
+
+
+def run(page, text=None):
+    start(page, text)
     idle(page)
+
+
+def view(page, name):
+    """Open a tab and wait for what it asks."""
+    page.locator(f"#tab-{name}").click()
+    idle(page)
+
+
+def words_of(rows):
+    return [re.sub(r": accept.*", "", row.locator("button").text_content()) for row in rows.all()]
+
+
+def alternatives_of(page):
+    return page.get_by_label("Alternatives for the selected words")
 
 
 # ---- fill -----------------------------------------------------------------------------------------------------------
@@ -84,11 +105,10 @@ def test_the_word_at_the_caret_is_blanked_without_a_selection(page):
 
 
 def test_accepting_a_fill_keeps_slots_that_are_not_filled(page):
-    write(page, r"C:\\{{?2}} the {{_1}} and {{_2-2}} on {{?3}} \{{ mat.")
-    run(page)
+    run(page, r"C:\\{{?2}} the {{_1}} and {{_2-2}} on {{?3}} \{{ mat.")
     row = page.locator("#fill .column.future li").first
     expect(row.locator(".measure")).to_have_count(2)
-    first, second = re.sub(r": accept.*", "", row.locator("button").text_content()).split(" … ")
+    first, second = words_of(row)[0].split(" … ")
     row.locator("button").click()
     parts = parse(text_of(page))
     assert [part.text if isinstance(part, Given) else text_of(page)[part.at :][:6] for part in parts] == [
@@ -111,8 +131,7 @@ def test_fills_stream_in(page, address):
 
 
 def test_one_switch_shows_past_only_beside_the_future(page):
-    write(page, "The {{_1}} sat on the mat.")
-    run(page)
+    run(page, "The {{_1}} sat on the mat.")
     expect(page.locator("#fill .column")).to_have_count(2)
     expect(page.locator("#fill .column.past del")).to_have_text(" sat on the mat.")
     page.keyboard.press("Alt+p")
@@ -124,40 +143,45 @@ def test_one_switch_shows_past_only_beside_the_future(page):
 def test_past_only_is_not_told_what_follows(page, address):
     bodies = []
     page.on("request", lambda r: bodies.append(r.post_data_json) if r.url.endswith("/v1/fill") else None)
-    write(page, "The {{_2}} sat on {{_1}} mat.")
-    run(page)
+    run(page, "The {{_2}} sat on {{_1}} mat.")
     blind = [body["template"] for body in bodies if not body["future"]]
     assert blind and all(t.endswith("}}") and "mat" not in t for t in blind)
     assert any(body["future"] and "mat" in body["template"] for body in bodies)
 
 
-def test_fills_are_listed_by_their_exact_probabilities(page, page_service):
+@pytest.mark.parametrize("gap", ["{{_1}}", "{{_:[a-z .]+}}"])
+def test_fills_are_listed_by_their_exact_probabilities_and_no_more_probable_one_is_left_out(page, page_service, gap):
     bodies = []
     page.on("request", lambda r: bodies.append(r.post_data_json) if r.url.endswith("/v1/fill") else None)
-    write(page, "The {{_:[a-z .]+}} sat on the mat.")
-    run(page)
-    for kind in ("future", "past"):
-        rows = page.locator(f"#fill .column.{kind} li").all()
-        words = [re.sub(r": accept.*", "", row.locator("button").text_content()) for row in rows]
-        width = "bars => bars.map((bar) => parseFloat(bar.style.width))"
-        widths = [row.locator(".bar").evaluate_all(width) for row in rows]
-        assert len(words) > 1 and page.locator(f".column.{kind} .preview mark").text_content() == words[0]
-        kinds = ("future", "past") if kind == "future" else ("past", "future")
-        for read, shown in zip(kinds, zip(*widths, strict=True), strict=True):
-            queries = ["The {{" + escape_slot(each) + "}} sat on the mat." for each in words]
-            scores = page_service.lm.log_prob(queries, future=read == "future")
-            assert shown == pytest.approx([max(1, 100 * math.exp(score.log_prob)) for score in scores], rel=1e-3)
-            if read == kind:
-                exact = [score.log_prob for score in scores]
-                assert exact == sorted(exact, reverse=True)
-    assert all("[a-z .]+" in body["template"] for body in bodies)
-    assert all(re.search(r"\{\{_(\d+)-\1:", body["template"]) for body in bodies if "best_of" in body)  # of one length
+    run(page, f"The {gap} sat on the mat.")
+    rows = {kind: page.locator(f"#fill .column.{kind} li") for kind in ("future", "past")}
+    listed = {kind: words_of(rows[kind]) for kind in rows}
+    words = [*listed["future"], *listed["past"]]
+    exact = {}
+    for kind in rows:
+        queries = ["The {{" + escape_slot(each) + "}} sat on the mat." for each in words]
+        scores = page_service.lm.log_prob(queries, future=kind == "future")
+        exact[kind] = {word: math.exp(score.log_prob) for word, score in zip(words, scores, strict=True)}
+    width = "bars => bars.map((bar) => parseFloat(bar.style.width))"
+    for kind, other in (("future", "past"), ("past", "future")):
+        own = [exact[kind][word] for word in listed[kind]]
+        assert len(own) > 1 and own == sorted(own, reverse=True)
+        assert page.locator(f".column.{kind} .preview mark").text_content() == listed[kind][0]
+        widths = zip(*(row.locator(".bar").evaluate_all(width) for row in rows[kind].all()), strict=True)
+        for read, shown in zip((kind, other), widths, strict=True):
+            expected = [max(1, 100 * exact[read][word]) for word in listed[kind]]
+            assert shown == pytest.approx(expected, rel=1e-3)
+        missing = set(listed[other]) - set(listed[kind])
+        assert all(exact[kind][word] <= min(own) for word in missing)
+    if ":" in gap:
+        assert all("[a-z .]+" in body["template"] for body in bodies)
+        one_length = r"\{\{_(\d+)-\1:"
+        assert all(re.search(one_length, body["template"]) for body in bodies if "best_of" in body)
 
 
-def test_the_verdict_is_the_ratio_of_the_exact_probabilities(page, page_service):
+def test_the_verdict_is_the_ratio_of_the_exact_probabilities_where_there_is_a_future(page, page_service):
     expect(page.locator("#verdict")).to_be_hidden()
-    write(page, "The {{_1}} sat on the mat.")
-    run(page)
+    run(page, "The {{_1}} sat on the mat.")
     best = words_of(page.locator("#fill .column.future li"))[0]
     now, before = (
         math.exp(page_service.lm.log_prob("The {{" + escape_slot(best) + "}} sat on the mat.", future=future).log_prob)
@@ -166,6 +190,8 @@ def test_the_verdict_is_the_ratio_of_the_exact_probabilities(page, page_service)
     times = f"{now / before:.1f}" if now / before < 10 else f"{float(f'{now / before:.2g}'):,.0f}"
     change = f"{times} times as probable" if now > before else "less probable"
     expect(page.locator("#verdict")).to_contain_text(f"What comes after the gap makes “{best}” {change}: ")
+    run(page, "The cat sat on {{_1}}")
+    expect(page.locator("#verdict")).to_have_text("Nothing comes after the gap, so there is no future to read.")
     page.locator("#compare").click()
     idle(page)
     expect(page.locator("#verdict")).to_be_hidden()
@@ -185,38 +211,14 @@ def test_past_only_has_as_many_tokens_as_the_words_beside_it(page):
         return route.fulfill(body=f"data: {json.dumps(event)}\n\n", content_type="text/event-stream")
 
     page.route("**/v1/fill", answer)
-    write(page, "Mia went to the {{_}}. She read.")
-    page.locator("#run").click()
+    start(page, "Mia went to the {{_}}. She read.")
     expect(page.locator("#notice")).to_be_visible()
     assert next(body["template"] for body in bodies if not body["future"]) == "Mia went to the {{_1-1}}"
     assert {body["template"] for body in bodies if body.get("n")} >= {"Mia went to the {{_2-2}}. She read."}
 
 
-def test_nothing_is_said_of_the_future_where_there_is_none(page):
-    write(page, "The cat sat on {{_1}}")
-    run(page)
-    expect(page.locator("#verdict")).to_have_text("Nothing comes after the gap, so there is no future to read.")
-
-
-def test_no_column_leaves_out_words_that_the_other_one_shows_to_be_more_probable(page):
-    write(page, "The {{_1}} sat on the mat.")
-    run(page)
-    listed = {}
-    for kind, other in (("future", "past"), ("past", "future")):
-        for row in page.locator(f"#fill .column.{kind} li").all():
-            name = row.locator("button").evaluate("button => button.firstChild.textContent")
-            percents = [float(text.split()[0].strip("≈<")) for text in row.locator(".number").all_inner_texts()]
-            listed.setdefault(kind, {})[name] = dict(zip((kind, other), percents, strict=True))
-    for kind, other in (("future", "past"), ("past", "future")):
-        own = [percents[kind] for percents in listed[kind].values()]
-        assert own == sorted(own, reverse=True) and len(own) == 5
-        missing = [percents[kind] for name, percents in listed[other].items() if name not in listed[kind]]
-        assert all(percent <= min(own) for percent in missing)
-
-
 def test_results_that_come_in_are_not_called_outdated(page, address):
-    write(page, "The {{_1}} mat.")
-    run(page)
+    run(page, "The {{_1}} mat.")
     write(page, "The cat {{_1}} mat.")
     expect(page.locator("#fill")).to_have_class(re.compile("stale"))
     address.delay = 1.0
@@ -353,41 +355,38 @@ def test_a_long_text_says_that_the_map_is_limited_and_a_selection_is_mapped(page
 # ---- rank and layout ------------------------------------------------------------------------------------------------
 
 
-def test_alternatives_for_a_selection_are_ranked_with_bars(page, page_service):
+def test_alternatives_for_a_selection_are_ranked_with_bars_and_copied(page, page_service):
     write(page, "The cat sat on the mat.")
     page.keyboard.press("Alt+r")
+    alternatives_of(page).fill("dog\nbird")
+    page.locator("#copy-python").click()
+    expect(page.locator("#copied")).to_contain_text("Select the words")
     select(page, 4, 7)
-    page.get_by_label("Alternatives for the selected words").fill("dog\nbird")
-    page.keyboard.press("Control+Enter")
+    assert copied(page, "template") == "The {{cat|dog|bird}} sat on the mat."
+    asked = run_curl(page)
+    run(page)
     rows = page.locator("#rank .column.future li")
     expect(rows).to_have_count(3)
-    idle(page)
     assert text_of(page) == "The {{cat|dog|bird}} sat on the mat."
     ranking = page_service.lm.rank("The {{cat|dog|bird}} sat on the mat.", future=True)
-    names = [row.locator("button").inner_text().split(":")[0].strip() for row in rows.all()]
-    assert names == [alternative.choice[0] for alternative in ranking]
+    names = [alternative.choice[0] for alternative in ranking]
+    assert words_of(rows) == names
     widths = [row.locator(".bar").evaluate("bar => parseFloat(bar.style.width)") for row in rows.all()]
     assert widths == pytest.approx([max(1, 100 * a.probability) for a in ranking], rel=1e-3)
     expect(page.locator("#rank .column.past li")).to_have_count(3)
-    expect(page.get_by_label("Alternatives for the selected words")).to_be_hidden()  # those in the text are ranked
+    assert [alternative["choice"][0] for alternative in asked["results"][0]["alternatives"]] == names
+    assert run_curl(page) == asked
+    assert [line.split(maxsplit=1)[1] for line in run_python(page).splitlines()] == [a.text for a in ranking]
+    expect(alternatives_of(page)).to_be_hidden()  # those in the text are ranked
     rows.nth(1).locator("button").click()
     assert text_of(page) == ranking[1].text
-    expect(page.get_by_label("Alternatives for the selected words")).to_be_visible()
-
-
-def test_the_model_suggests_alternatives(page):
-    write(page, "The cat sat on the mat.")
-    page.keyboard.press("Alt+r")
-    select(page, 4, 7)
-    page.get_by_role("button", name="Suggest").click()
-    idle(page)
-    assert page.get_by_label("Alternatives for the selected words").input_value().strip()
+    expect(alternatives_of(page)).to_be_visible()
 
 
 def test_suggestions_are_added_to_what_was_typed(page):
     write(page, "The cat sat on the mat.")
     page.keyboard.press("Alt+r")
-    lines = page.get_by_label("Alternatives for the selected words")
+    lines = alternatives_of(page)
     lines.fill("dog\nbird")
     select(page, 4, 7)
     page.get_by_role("button", name="Suggest").click()
@@ -408,10 +407,10 @@ def test_suggestions_are_those_for_the_selected_words(page):
     page.keyboard.press("Alt+r")
     select(page, 11, 14)
     page.get_by_role("button", name="Suggest").click()
-    expect(page.get_by_label("Alternatives for the selected words")).to_have_value("bird")
+    expect(alternatives_of(page)).to_have_value("bird")
 
 
-def test_the_layout_is_the_one_that_acgpt_show_draws(page):
+def test_the_layout_is_the_one_that_acgpt_show_draws_and_is_copied(page):
     write(page, "The {{cat}} sat on the mat.")
     page.keyboard.press("Alt+l")
     drawings = page.locator("#layout figure")
@@ -422,6 +421,14 @@ def test_the_layout_is_the_one_that_acgpt_show_draws(page):
     expect(drawings.first.locator("text", has_text="→ ␣cat")).to_have_count(1)
     write(page, "The {{dog}} sat on the mat.")  # it follows the text
     expect(drawings.first.locator("text", has_text="→ ␣dog")).to_have_count(1)
+    write(page, "The {{cat}} sat {{_}} mat.")
+    assert copied(page, "template") == "The {{cat}} sat {{_}} mat."
+    layout, printed = run_curl(page), run_python(page)
+    tokens = drawings.first.locator("li")
+    expect(tokens).to_have_count(len(layout["tokens"]))
+    assert [text.split(", ")[1] for text in tokens.all_text_contents()] == layout["roles"]
+    given = [id for id, role in zip(layout["ids"], layout["roles"], strict=True) if role == "given"]
+    assert "Query(" in printed and all(str(id) in printed for id in given)
 
 
 # ---- state ----------------------------------------------------------------------------------------------------------
@@ -455,26 +462,27 @@ def test_a_text_that_is_not_an_example_stays_in_every_view(page):
     page.locator("#text").press("End")
     page.locator("#text").press_sequentially("!")
     text = text_of(page)
-    for view in ("surprise", "rank", "layout", "fill"):
-        page.locator(f"#tab-{view}").click()
+    for name in ("surprise", "rank", "layout", "fill"):
+        page.locator(f"#tab-{name}").click()
         assert text_of(page) == text
 
 
-def test_a_link_shares_the_state(page, open_page):
+def test_a_reload_keeps_and_a_link_shares_the_state(page, open_page):
     text = "Ünïcode & 100% #{{_}} +\n\tπ 🙂"
     write(page, text)
+    page.get_by_label("Longest gap").fill("7")
     page.keyboard.press("Alt+r")
     page.keyboard.press("Alt+p")
-    page.locator("#copy-link").click()
-    expect(page.locator("#copied")).to_have_text("Copied.")
-    link = page.evaluate("() => navigator.clipboard.readText()")
-    other = open_page(link)
-    assert text_of(other) == text
-    expect(other.locator("#tab-rank")).to_have_attribute("aria-selected", "true")
-    expect(other.locator("#compare")).to_have_attribute("aria-checked", "false")
-    page.wait_for_timeout(500)
+    alternatives_of(page).fill("a cat\n100 % & more")
+    link = copied(page, "link")
     page.reload()
-    assert text_of(page) == text
+    for each in (page, open_page(link)):
+        assert text_of(each) == text
+        expect(each.locator("#tab-rank")).to_have_attribute("aria-selected", "true")
+        expect(each.locator("#compare")).to_have_attribute("aria-checked", "false")
+        assert alternatives_of(each).input_value() == "a cat\n100 % & more"
+        each.keyboard.press("Alt+f")
+        assert each.get_by_label("Longest gap").input_value() == "7"
 
 
 def test_the_skip_link_leads_to_the_text_and_keeps_it(page):
@@ -494,27 +502,6 @@ def test_a_fragment_that_is_no_state_changes_nothing(page, open_page, address, f
     assert text_of(open_page(f"{address.url}/#{fragment}")).startswith("Every Saturday")
 
 
-def test_a_text_that_was_emptied_stays_empty(page):
-    write(page, "")
-    page.wait_for_timeout(500)
-    page.reload()
-    assert text_of(page) == ""
-
-
-def test_alternatives_and_the_longest_gap_are_part_of_the_state(page, open_page):
-    write(page, "The cat sat.")
-    page.get_by_label("Longest gap").fill("7")
-    page.keyboard.press("Alt+r")
-    lines = page.get_by_label("Alternatives for the selected words")
-    lines.fill("a cat\n100 % & more")
-    link = copied(page, "link")
-    page.reload()
-    for each in (page, open_page(link)):
-        assert each.get_by_label("Alternatives for the selected words").input_value() == "a cat\n100 % & more"
-        each.keyboard.press("Alt+f")
-        assert each.get_by_label("Longest gap").input_value() == "7"
-
-
 def test_a_link_that_is_opened_in_the_same_tab_brings_its_state(page, address):
     write(page, "mine {{_}}")
     page.wait_for_timeout(500)
@@ -523,22 +510,23 @@ def test_a_link_that_is_opened_in_the_same_tab_brings_its_state(page, address):
     assert text_of(page) == "theirs {{_}}"
     expect(page.locator("#tab-rank")).to_have_attribute("aria-selected", "true")
     expect(page.locator("#compare")).to_have_attribute("aria-checked", "false")
-    assert page.get_by_label("Alternatives for the selected words").input_value() == "dog"
+    assert alternatives_of(page).input_value() == "dog"
     assert "compare=0" in page.url and "longest=9" in page.url
     page.keyboard.press("Control+z")
     assert text_of(page) == "mine {{_}}"
     page.goto(f"{address.url}/#text=theirs&view=rank")
     page.wait_for_timeout(500)
     expect(page.locator("#compare")).to_have_attribute("aria-checked", "true")
-    assert page.get_by_label("Alternatives for the selected words").input_value() == ""
+    assert alternatives_of(page).input_value() == ""
 
 
 def test_what_was_typed_just_before_a_reload_is_kept(page, address):
     write(page, "old {{_}}")
     page.wait_for_timeout(500)
-    write(page, "new {{_}}")
-    page.reload()
-    assert text_of(page) == "new {{_}}"
+    for text in ("new {{_}}", ""):
+        write(page, text)
+        page.reload()
+        assert text_of(page) == text
     write(page, "newest {{_}}")
     page.goto("about:blank")
     page.goto(f"{address.url}/#text=other")  # the state of another address
@@ -567,10 +555,6 @@ def bits_of(log_prob):
     return f"{-log_prob / math.log(2):.1f}"
 
 
-def words_of(rows):
-    return [re.sub(r": accept.*", "", row.locator("button").text_content()) for row in rows.all()]
-
-
 def test_what_is_copied_runs(page):
     text = 'It\'s "{{_1-2}}" \\ $HOME `x`\nof the mat.'
     write(page, text)
@@ -595,32 +579,13 @@ def test_the_fills_of_what_is_copied_are_those_of_the_page(page, template):
     assert run_python(page) == "".join(f"{fill['log_prob']} {fill['text']}\n" for fill in fills)
 
 
-def test_the_ranking_of_what_is_copied_is_that_of_the_page(page):
-    write(page, "The cat sat on the mat.")
-    page.locator("#tab-rank").click()
-    page.get_by_label("Alternatives for the selected words").fill("dog\nbird")
-    page.locator("#copy-python").click()
-    expect(page.locator("#copied")).to_contain_text("Select the words")
-    select(page, 4, 7)
-    assert copied(page, "template") == "The {{cat|dog|bird}} sat on the mat."
-    asked = run_curl(page)
-    page.locator("#run").click()
-    expect(page.locator("#rank .column.past li")).to_have_count(3)
-    shown = words_of(page.locator("#rank .column.future li"))
-    assert [alternative["choice"][0] for alternative in asked["results"][0]["alternatives"]] == shown
-    assert run_curl(page) == asked
-    lines = run_python(page).splitlines()
-    assert [line.split(maxsplit=1)[1] for line in lines] == [f"The {word} sat on the mat." for word in shown]
-
-
 @pytest.mark.parametrize("part", [None, (4, 15)])
 def test_the_bits_of_what_is_copied_are_those_of_the_page(page, part):
     text = "The cat sat on the {mat}."
     write(page, text)
     if part:
         select(page, *part)
-    page.locator("#tab-surprise").click()
-    idle(page)
+    view(page, "surprise")
     labels = {
         kind: [each.get_attribute("aria-label") for each in page.locator(f"#surprise .column.{kind} .token").all()]
         for kind in ("past", "future")
@@ -633,19 +598,6 @@ def test_the_bits_of_what_is_copied_are_those_of_the_page(page, part):
     printed = [line.split(maxsplit=2) for line in run_python(page).splitlines()]
     assert [bits_of(float(past)) for past, _, _ in printed] == shown["past"]
     assert [bits_of(float(future)) for _, future, _ in printed] == shown["future"]
-
-
-def test_the_layout_of_what_is_copied_is_that_of_the_page(page):
-    write(page, "The {{cat}} sat {{_}} mat.")
-    page.locator("#tab-layout").click()
-    idle(page)
-    assert copied(page, "template") == "The {{cat}} sat {{_}} mat."
-    layout = run_curl(page)
-    drawn = page.locator("#layout figure").first.locator("li")
-    assert drawn.count() == len(layout["tokens"])
-    assert [text.split(", ")[1] for text in drawn.all_text_contents()] == layout["roles"]
-    asked = [id for id, role in zip(layout["ids"], layout["roles"], strict=True) if role == "given"]
-    assert "Query(" in run_python(page) and all(str(id) in run_python(page) for id in asked)
 
 
 def test_a_text_without_a_question_is_copied_as_it_is(page):
@@ -694,16 +646,13 @@ def test_templates_are_read_as_python_reads_them(page):
 
 
 def test_a_hostile_text_is_only_text(page):
-    write(page, HOSTILE + " {{_1}} " + HOSTILE)
-    run(page)
+    run(page, HOSTILE + " {{_1}} " + HOSTILE)
     page.locator("#fill .column.future li button").first.click()
-    for view in ("surprise", "rank"):
-        page.locator(f"#tab-{view}").click()
-        idle(page)
+    for name in ("surprise", "rank"):
+        view(page, name)
     write(page, HOSTILE + "{{" + escape_slot(HOSTILE) + "|<b>x</b>}}")
     expect(page.locator("#rank .column.future li")).to_have_count(2)
-    page.locator("#tab-layout").click()
-    idle(page)
+    view(page, "layout")
     write(page, "{{" + HOSTILE)  # the error quotes it
     page.locator("#tab-fill").click()
     run(page)
@@ -713,11 +662,9 @@ def test_a_hostile_text_is_only_text(page):
 
 
 def test_errors_are_shown_in_words_and_nothing_is_lost(page):
-    write(page, "No gap here.")
-    run(page)
+    run(page, "No gap here.")
     expect(page.locator("#notice")).to_contain_text("There is no gap to fill")
-    write(page, "cat " * 700 + "{{_}}")
-    run(page)
+    run(page, "cat " * 700 + "{{_}}")
     expect(page.locator("#notice")).to_contain_text("tokens")
     assert text_of(page) == "cat " * 700 + "{{_}}"
     write(page, "")
@@ -726,8 +673,7 @@ def test_errors_are_shown_in_words_and_nothing_is_lost(page):
 
 def test_a_slow_server_shows_progress_can_be_stopped_and_answers_in_the_end(page, address):
     address.delay = 2.5
-    write(page, "The {{_1}} mat.")
-    page.locator("#run").click()
+    start(page, "The {{_1}} mat.")
     expect(page.locator("#progress")).to_contain_text("s …")
     expect(page.locator("#fill")).to_have_attribute("aria-busy", "true")
     page.keyboard.press("Escape")
@@ -747,8 +693,7 @@ def test_a_server_that_dies_and_comes_back_answers_by_itself(page, address):
     page.locator("#run").click()
     expect(page.locator("#notice")).to_contain_text("The server does not answer")
     expect(page.locator("#notice")).to_contain_text("Your text is kept")
-    write(page, "The {{_2}} mat.")
-    page.locator("#run").click()
+    start(page, "The {{_2}} mat.")
     expect(page.locator("#notice")).to_be_visible()
     address.start()
     expect(page.locator("#fill .column.past li").first).to_be_visible(timeout=30_000)
@@ -770,30 +715,36 @@ def test_a_server_that_dies_in_the_middle_is_asked_again(page, address):
     assert page.locator(".column.future .token:not([class*=heat-])").count() == 0
 
 
-@pytest.mark.parametrize("body", ["", 'data: {"text": "cat", "slot": 0, "fill": null}\n\ndata: {"te'])
-def test_a_stream_without_its_last_event_is_asked_again(page, body):
-    page.route("**/v1/fill", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
-    write(page, "The {{_1}} mat.")
-    page.locator("#run").click()
-    expect(page.locator("#notice")).to_contain_text("The server has stopped answering. Your text is kept")
+def refusal(status, code=None):
+    """An answer that is an error; a page of a proxy, if there is no code."""
+    error = {"error": {"message": "the server has run out of memory.", "type": "server_error", "code": code}}
+    body = {"json": error} if code else {"body": "<h1>Bad gateway</h1>", "content_type": "text/html"}
+    return {"status": status} | body
+
+
+NOT_READY = [refusal(503, "loading"), refusal(503, "shutting_down"), refusal(503), refusal(502)]
+CUT = ["", 'data: {"text": "cat", "slot": 0, "fill": null}\n\ndata: {"te']
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [(reply, "the page asks again until the server is back") for reply in NOT_READY]
+    + [({"body": body, "content_type": "text/event-stream"}, "The server has stopped answering.") for body in CUT],
+)
+def test_a_server_that_is_not_ready_or_breaks_a_stream_off_is_asked_again(page, reply, words):
+    page.route("**/v1/fill", lambda route: route.fulfill(**reply))
+    start(page, "The {{_1}} mat.")
+    expect(page.locator("#notice")).to_contain_text(words)
+    expect(page.locator("#notice")).to_contain_text("Your text is kept")
     page.unroute("**/v1/fill")
     expect(page.locator("#fill .column.past li").first).to_be_visible()
     expect(page.locator("#notice")).to_be_hidden()
 
 
-def refuse(page, status, code=None):
-    """Let the server answer fills with an error; with a page of a proxy, if there is no code. Return the requests."""
-    asked = []
-    error = {"error": {"message": "the server has run out of memory.", "type": "server_error", "code": code}}
-    reply = {"json": error} if code else {"body": "<h1>Bad gateway</h1>", "content_type": "text/html"}
-    page.route("**/v1/fill", lambda route: (asked.append(route.request), route.fulfill(status=status, **reply)))
-    return asked
-
-
 def test_an_error_that_stays_is_shown_and_not_asked_again(page):
-    asked = refuse(page, 503, "out_of_memory")
-    write(page, "The {{_1}} mat.")
-    run(page)
+    asked, reply = [], refusal(503, "out_of_memory")
+    page.route("**/v1/fill", lambda route: (asked.append(route.request), route.fulfill(**reply)))
+    run(page, "The {{_1}} mat.")
     expect(page.locator("#notice")).to_contain_text("The server has run out of memory.")
     expect(page.locator("#notice")).not_to_contain_text("asks again")
     page.wait_for_timeout(1500)
@@ -801,17 +752,6 @@ def test_an_error_that_stays_is_shown_and_not_asked_again(page):
     page.unroute("**/v1/fill")
     page.get_by_role("button", name="Try again").click()
     expect(page.locator("#fill .column.past li").first).to_be_visible()
-
-
-@pytest.mark.parametrize("status, code", [(503, "loading"), (503, "shutting_down"), (503, None), (502, None)])
-def test_a_server_that_is_not_ready_is_asked_again(page, status, code):
-    refuse(page, status, code)
-    write(page, "The {{_1}} mat.")
-    page.locator("#run").click()
-    expect(page.locator("#notice")).to_contain_text("the page asks again until the server is back")
-    page.unroute("**/v1/fill")
-    expect(page.locator("#fill .column.past li").first).to_be_visible()
-    expect(page.locator("#notice")).to_be_hidden()
 
 
 def test_a_key_is_asked_for_and_kept_for_the_tab_only(page_service, open_page):
@@ -824,8 +764,7 @@ def test_a_key_is_asked_for_and_kept_for_the_tab_only(page_service, open_page):
         page.locator("#key").fill("secret")
         page.get_by_role("button", name="Use it").click()
         expect(page.locator("#model")).to_contain_text("reads the future")
-        write(page, "The {{_1}} mat.")
-        run(page)
+        run(page, "The {{_1}} mat.")
         expect(page.locator("#fill .column.future li").first).to_be_visible()
         stored = page.evaluate("() => [JSON.stringify(localStorage), document.cookie, location.href]")
         assert not any("secret" in each for each in stored)
@@ -836,22 +775,21 @@ def test_a_key_is_asked_for_and_kept_for_the_tab_only(page_service, open_page):
         tab.goto(address.url)
         expect(tab.get_by_role("dialog")).to_be_visible()
         tab.get_by_role("button", name="Cancel").click()
-        write(tab, "kept {{_1}}")
-        tab.locator("#run").click()
+        start(tab, "kept {{_1}}")
         tab.get_by_role("button", name="Cancel").click()
         expect(tab.locator("#notice")).to_contain_text("Without an API key")
         assert text_of(tab) == "kept {{_1}}"
 
 
-@pytest.mark.parametrize("view", ["fill", "surprise"])
-def test_a_key_that_is_given_later_is_enough(page_service, open_page, view):
+@pytest.mark.parametrize("name", ["fill", "surprise"])
+def test_a_key_that_is_given_later_is_enough(page_service, open_page, name):
     with served(page_service, keys=["secret"]) as address:
         page = open_page(address.url)
         page.get_by_role("button", name="Cancel").click()
         expect(page.locator("#model")).to_have_text("no answer about the model")
-        write(page, "The {{_1}} mat." if view == "fill" else "The mat.")
-        page.locator(f"#tab-{view}").click()
-        if view == "fill":
+        write(page, "The {{_1}} mat." if name == "fill" else "The mat.")
+        page.locator(f"#tab-{name}").click()
+        if name == "fill":
             page.locator("#run").click()
         page.locator("#key").fill("secret")
         page.get_by_role("button", name="Use it").click()
@@ -859,8 +797,7 @@ def test_a_key_that_is_given_later_is_enough(page_service, open_page, view):
         idle(page)
         page.locator("#tab-fill").click()
         write(page, "The mat.")
-        page.locator("#tab-surprise").click()
-        idle(page)
+        view(page, "surprise")
         expect(page.locator("#expected > div").first.locator("li")).to_have_count(5)
 
 
@@ -920,18 +857,15 @@ def test_axe_finds_no_accessibility_error(address, open_page, scheme, width):
     check("fill")
     page.locator("#fill .column.future li button").first.click()
     check("stale")
-    page.locator("#tab-surprise").click()
-    idle(page)
+    view(page, "surprise")
     check("surprise")
     write(page, "The {{cat|dog}} sat.")
     page.locator("#tab-rank").click()
     run(page)
     check("rank")
-    page.locator("#tab-layout").click()
-    idle(page)
+    view(page, "layout")
     check("layout")
-    write(page, "{{")
-    run(page)
+    run(page, "{{")
     check("error")
     page.locator("#help").click()
     check("help")
@@ -1010,6 +944,5 @@ def test_the_page_asks_no_other_host(page, address):
     hosts = []
     page.on("request", lambda request: hosts.append(request.url))
     page.reload()
-    write(page, "The {{_1}} mat.")
-    run(page)
+    run(page, "The {{_1}} mat.")
     assert hosts and all(url.startswith(address.url) for url in hosts)
