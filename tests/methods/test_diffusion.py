@@ -13,7 +13,6 @@ from models import masked_logits
 from tolerance import same_draws
 from toys import BOS, all_fillings, answer, counted, engine_of, learner_of, mask_of, p_value, query, roles_of, toy
 
-from acgpt.engine.layout import Budget
 from acgpt.errors import QueryError
 from acgpt.methods import method_of
 from acgpt.methods.diffusion import Diffusion
@@ -122,33 +121,49 @@ def test_a_part_of_a_bound_means_nothing_so_scores_from_the_past_alone_are_refus
 # ---- sampling -------------------------------------------------------------------------------------------------------
 
 
-def ancestral(question, steps):
-    """The distribution of the sampler, enumerated: every step for every token, then every choice of tokens."""
-    asked, chances = question.asked_positions, []
-    for choice in itertools.product(range(3), repeat=len(asked)):
-        tokens = list(question.tokens)
-        for position, token in zip(asked, choice, strict=True):
-            tokens[position - 1] = token
-        filled, total = Query(tokens, question.given, question.asked), 0.0
-        for times in itertools.product(range(steps), repeat=len(asked)):
-            p, done = steps ** -len(asked), []
-            for now in range(steps):
-                due = [position for position, time in zip(asked, times, strict=True) if time == now]
-                scores = scores_of(shown(filled, done))
-                p *= math.exp(sum(scores[position, filled.tokens[position - 1]].item() for position in due))
-                done += due
-            total += p
+def drawn(steps, questions, n=1, seed=0, first=0, future=False, budget=2**13):
+    sampler = engine_of(MODEL, "diffusion")
+    sampler.budget = budget
+    with torch.inference_mode():
+        return Diffusion(steps=steps).sample(sampler, questions, n, Sampling(seed=seed, first=first), future)
+
+
+def enumerated(question, shares, future=False):
+    """The distribution of the sampler: every choice of tokens, and of a step for each token of a run.
+
+    Args:
+        question: What is given and asked.
+        shares: Each run of asked positions, and its number of steps.
+        future: Show all that is given; otherwise, what stands before the run.
+    """
+    chances = []
+    for filled in all_fillings(question, 3):
+        total = 1.0
+        for run, steps in shares:
+            past, chance = filled.tokens[: run[0] - 1], 0.0
+            before = shown(filled, ()) if future else (BOS, *past, *[MASK] * (len(question) - len(past)))
+            for times in itertools.product(range(steps), repeat=len(run)):
+                p, text = steps ** -len(run), list(before)
+                for now in range(steps):
+                    due = [position for position, time in zip(run, times, strict=True) if time == now]
+                    scores = scores_of(tuple(text))
+                    for position in due:
+                        text[position] = filled.tokens[position - 1]
+                        p *= math.exp(scores[position, text[position]].item())
+                chance += p
+            total *= chance
         chances.append(total)
     return chances
+
+
+def ancestral(question, steps):
+    return enumerated(question, [(question.asked_positions, steps)], future=True)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_samples_come_as_often_as_the_ancestral_process_says(steps):
     question = query("agaga", [1, 2, 0, 1, 2])
-    with torch.inference_mode():
-        (samples,) = Diffusion(steps=steps).sample(
-            engine_of(MODEL, "diffusion"), [question], 2000, Sampling(seed=5)
-        )  # fmt: skip
+    (samples,) = drawn(steps, [question], 2000, seed=5, future=True)
     chances = ancestral(question, steps)
     assert sum(chances) == pytest.approx(1)
     assert p_value(counted(samples, 3), chances) > 1e-3
@@ -166,49 +181,16 @@ def test_steps_in_which_nothing_changes_take_no_pass():
 # ---- sampling from the past alone -----------------------------------------------------------------------------------
 
 
-def drawn(steps, questions, n=1, seed=0, first=0, future=False, budget=2**13):
-    sampler = engine_of(MODEL, "diffusion")
-    sampler.budget = budget
-    with torch.inference_mode():
-        return Diffusion(steps=steps).sample(sampler, questions, n, Sampling(seed=seed, first=first), future)
-
-
-def run_by_run(question, shares):
-    """The distribution of the sampler without the future, enumerated: every run by itself, with its steps.
-
-    Args:
-        question: What is given and asked.
-        shares: Each run of asked positions, and its number of steps.
-    """
-    chances = []
-    for filled in all_fillings(question, 3):
-        total = 1.0
-        for run, steps in shares:
-            past, chance = list(filled.tokens[: run[0] - 1]), 0.0
-            for times in itertools.product(range(steps), repeat=len(run)):
-                p, text = steps ** -len(run), [BOS, *past, *[MASK] * (len(question) - len(past))]
-                for now in range(steps):
-                    due = [position for position, time in zip(run, times, strict=True) if time == now]
-                    scores = scores_of(tuple(text))
-                    for position in due:
-                        text[position] = filled.tokens[position - 1]
-                        p *= math.exp(scores[position, text[position]].item())
-                chance += p
-            total *= chance
-        chances.append(total)
-    return chances
-
-
 @pytest.mark.parametrize(("steps", "shares"), [(1, (1, 1)), (6, (2, 4))])
 def test_without_the_future_runs_come_as_often_as_the_past_of_each_says(steps, shares):
     question = query("agaag", [1, 0, 0, 1, 0])
     (samples,) = drawn(steps, [question], 4000, seed=5)
     counts, (one, two) = counted(samples, 3), shares
-    chances = run_by_run(question, [((1,), one), ((3, 4), two)])
+    chances = enumerated(question, [((1,), one), ((3, 4), two)])
     assert sum(chances) == pytest.approx(1)
     assert p_value(counts, chances) > 1e-3
-    with_future, token_by_token = ancestral(question, 2), run_by_run(question, [((1,), 1), ((3,), 1), ((4,), 1)])
-    other_steps = run_by_run(question, [((1,), 1), ((3, 4), 5 - two)])
+    with_future, token_by_token = ancestral(question, 2), enumerated(question, [((1,), 1), ((3,), 1), ((4,), 1)])
+    other_steps = enumerated(question, [((1,), 1), ((3, 4), 5 - two)])
     for other in (with_future, token_by_token, other_steps):
         assert p_value(counts, other) < 1e-4
 
@@ -271,18 +253,17 @@ def test_runs_together_take_about_as_many_passes_as_all_tokens_with_the_future(g
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-def batch_of(words, seed=0, tokens=None, budget=None):
+def batch_of(words, seed=0, tokens=None):
     roles = roles_of(words)
     tokens = np.random.default_rng(seed).integers(0, 3, roles.shape) if tokens is None else tokens
     rngs = [generator(seed, 0, item) for item in range(len(words))]
     slots = method_of("diffusion").lay_out(tokens, roles, rngs, bos=BOS, mask=MASK)
-    return tokens, slots, Batch.of(slots, longest=roles.shape[1] + 1, bos=BOS, budget=budget)
+    return tokens, slots, Batch.of(slots, longest=roles.shape[1] + 1, bos=BOS)
 
 
-@pytest.mark.parametrize("budget", [None, Budget(64, 64)])
-def test_the_loss_is_that_of_its_definition(budget):
+def test_the_loss_is_that_of_its_definition():
     words = ["gaggaa", "aaaaaa", "agauga", "ggggga"]
-    tokens, slots, batch = batch_of(words, budget=budget)
+    tokens, slots, batch = batch_of(words)
     expected = 0.0
     for text, word, seen in zip(tokens.tolist(), words, slots.ids[: 4 * 7].reshape(4, 7)[:, 1:].tolist(), strict=True):
         question = query(word, text)

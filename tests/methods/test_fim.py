@@ -9,7 +9,6 @@ import pytest
 import torch
 from toys import BOS, answer, engine_of, every_query, learner_of, mask_of, query, roles_of, toy
 
-from acgpt.engine.layout import Budget
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import method_of
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, Infilling
@@ -67,8 +66,7 @@ def test_what_is_unknown_is_refused_from_left_to_right_too():
             ask()
 
 
-@pytest.mark.parametrize("budget", [None, Budget(0, 64)])
-def test_the_loss_is_that_of_the_moved_text(budget):
+def test_the_loss_is_that_of_the_moved_text():
     model, words = toy("fim"), ["ggaaag", "aaaaaa", "aggggg", "ggggga"]
     roles = roles_of(words)
     tokens = np.random.default_rng(0).integers(0, 4, roles.shape)
@@ -76,7 +74,7 @@ def test_the_loss_is_that_of_the_moved_text(budget):
     expected = 0.0
     for text, word in zip(tokens.tolist(), words, strict=True):
         expected -= sum(by_hand(model, *split(query(word, text))))
-    batch = Batch.of(slots, longest=8, bos=BOS, budget=budget)
+    batch = Batch.of(slots, longest=8, bos=BOS)
     assert learner_of(model, "fim")(batch).item() == pytest.approx(expected, rel=1e-10)
     assert (batch.asked, batch.slots) == ("".join(words).count("a"), 4 * 8)
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from models import expected_log_probs, finished, random_query, tiny_tokenizer, twins
 from tolerance import EXACT
-from toys import all_fillings, counted, engine_of, every_query, learner_of, p_value, total_probability, toy
+from toys import all_fillings, conditional, counted, engine_of, every_query, learner_of, p_value, total_probability, toy
 from toys import answer as log_probs_of
 from toys import query as query_of
 from typer.testing import CliRunner
@@ -123,22 +123,8 @@ def test_ac_gpt_answers_any_query_as_the_dense_mask_does(architecture):
         torch.testing.assert_close(got, expected_log_probs(reference, query), **EXACT)
 
 
-def conditional(joint, query):
-    """Return log p(asked | given) for any roles, by sums over the probabilities of all texts."""
-
-    def mass(known):
-        return sum(
-            p for text, p in joint.items() if all(text[position] == query.tokens[position] for position in known)
-        )
-
-    given = [position for position in range(len(query)) if query.given[position]]
-    asked = [position for position in range(len(query)) if query.asked[position]]
-    return math.log(mass(given + asked) / mass(given))
-
-
 def test_gpt_answers_all_queries_that_reading_left_to_right_answers_and_no_others():
     reference, ours = twins("gpt2", vocabulary=3)
-    truth = (2, 0, 1, 1)
     joint = {}
     for text in product(range(3), repeat=4):
         with torch.no_grad():
@@ -146,17 +132,14 @@ def test_gpt_answers_all_queries_that_reading_left_to_right_answers_and_no_other
         joint[text] = math.exp(sum(scores[i, token].item() for i, token in enumerate(text)))
     assert sum(joint.values()) == pytest.approx(1)
     gpt, answered = method_of("gpt"), 0
-    for roles in product("gau", repeat=4):
-        if "a" not in roles:
-            continue
-        query = Query(truth, [role == "g" for role in roles], [role == "a" for role in roles])
+    for query in every_query(4, "gau"):
         want = conditional(joint, query)
         if gpt.answers(query):
             answered += 1
-            assert answer("gpt", ours, [query], mask=None)[0].sum().item() == pytest.approx(want, abs=1e-9), roles
+            assert answer("gpt", ours, [query], mask=None)[0].sum().item() == pytest.approx(want, abs=1e-9), query
         else:
             naive = expected_log_probs(reference, query, future=False, mask=0).sum().item()
-            assert abs(naive - want) > 1e-4, roles
+            assert abs(naive - want) > 1e-4, query
             with pytest.raises(QueryError, match="query 1 of 1"):
                 gpt.log_probs(Engine(ours, bos=0, mask=1), [query])
     assert answered == 4 + 3 + 2 + 1  # given up to some place, then asked up to some place, then unknown

@@ -9,7 +9,6 @@ import pytest
 from models import masked_logits
 from toys import BOS, answer, engine_of, every_query, learner_of, mask_of, query, roles_of, toy
 
-from acgpt.engine.layout import Budget
 from acgpt.errors import QueryError
 from acgpt.methods import method_of
 from acgpt.training.batches import Batch
@@ -48,8 +47,7 @@ def test_it_cannot_be_asked_without_a_mask():
         method_of("mlm").log_probs(engine_of(toy("mlm"), "mlm").with_mask(None), [query("ga")])
 
 
-@pytest.mark.parametrize("budget", [None, Budget(64, 64)])
-def test_the_loss_is_that_of_predicting_all_asked_tokens_at_once(budget):
+def test_the_loss_is_that_of_predicting_all_asked_tokens_at_once():
     model, words = toy("mlm"), ["gaggaa", "aaaaaa", "agauga", "ggggga"]
     roles = roles_of(words)
     tokens, mask = np.random.default_rng(0).integers(0, 4, roles.shape), mask_of(model, "mlm")
@@ -59,6 +57,6 @@ def test_the_loss_is_that_of_predicting_all_asked_tokens_at_once(budget):
         shown = [BOS, *(token if role == "g" else mask for token, role in zip(text, word, strict=True))]
         scores = scores_of(model, shown)
         expected -= sum(scores[p, text[p - 1]].item() for p in range(1, 7) if word[p - 1] == "a")
-    batch = Batch.of(slots, longest=7, bos=BOS, budget=budget)
+    batch = Batch.of(slots, longest=7, bos=BOS)
     assert learner_of(model, "mlm")(batch).item() == pytest.approx(expected, rel=1e-10)
     assert batch.asked == "".join(words).count("a")

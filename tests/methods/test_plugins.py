@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import EntryPoint
 from itertools import product
 from pathlib import Path
@@ -16,15 +17,13 @@ import torch
 import yaml
 from runs import SMALL, Command, ended, loss_of, write_corpus
 from safetensors.numpy import load_file
-from toys import BOS, answer, engine_of, p_value, toy
-from toys import query as query_of
+from toys import BOS, all_fillings, answer, conditional, counted, engine_of, every_query, p_value, query, toy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from acgpt.errors import QueryError
 from acgpt.methods import METHODS, Abilities, Method, registry
 from acgpt.methods.gpt import Gpt
 from acgpt.methods.registry import GROUP, Registry
-from acgpt.query.query import Query
 from acgpt.query.sampling import Sampling
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,21 +112,23 @@ def trained(site, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def network(trained):
-    return AutoModelForCausalLM.from_pretrained(trained / "run" / "model")
+def wanted(trained):
+    """The oracle, for the model that was trained."""
+    model = trained / "run" / "model"
+    network = AutoModelForCausalLM.from_pretrained(model)
+    return partial(reversed_log_probs, network, json.loads((model / "acgpt.json").read_text())["bos_token_id"])
 
 
-def test_it_learns_to_predict_what_stands_before_from_what_follows(trained, network):
+def test_it_learns_to_predict_what_stands_before_from_what_follows(trained, wanted):
     losses = list(loss_of(trained / "run").values())
     assert losses[-1] < losses[0] - 1
     tokens = next((trained / "corpus").rglob("validation-*.bin")).read_bytes()
     text = torch.frombuffer(bytearray(tokens), dtype=torch.uint16)[:31].tolist()
-    bos = json.loads((trained / "run" / "model" / "acgpt.json").read_text())["bos_token_id"]
-    backwards, forwards = (reversed_log_probs(network, bos, text[::step]).mean().item() for step in (1, -1))
+    backwards, forwards = (wanted(text[::step]).mean().item() for step in (1, -1))
     assert backwards > forwards + 0.5  # it is a model of reversed texts, and no other
 
 
-def test_it_is_evaluated_exactly_where_it_has_an_answer(trained, site, network, tmp_path):
+def test_it_is_evaluated_exactly_where_it_has_an_answer(trained, site, wanted, tmp_path):
     words = ["evaluate", trained / "run" / "model", trained / "corpus", "--split", "validation", "--limit", "5"]
     words += ["--length", "20", "--dataset", tmp_path / "set.safetensors", "-o", tmp_path / "evaluation.json"]
     run(*words, output=tmp_path / "said", packages=[site])
@@ -135,33 +136,29 @@ def test_it_is_evaluated_exactly_where_it_has_an_answer(trained, site, network, 
     assert content["method"] == NAME
     assert {mode for mode, answer in content["modes"].items() if answer} == {"unconditional"}
     texts = load_file(tmp_path / "set.safetensors")["tokens"].tolist()
-    bos = content["metadata"]["bos_token_id"]
-    wanted = torch.cat([reversed_log_probs(network, bos, text) for text in texts])
-    assert content["modes"]["unconditional"]["tokens"] == len(wanted) == 100
-    assert content["modes"]["unconditional"]["mean_nll"] == pytest.approx(-wanted.mean().item(), abs=1e-5)
+    scores = torch.cat([wanted(text) for text in texts])
+    assert content["modes"]["unconditional"]["tokens"] == len(scores) == 100
+    assert content["modes"]["unconditional"]["mean_nll"] == pytest.approx(-scores.mean().item(), abs=1e-5)
 
 
-def test_it_generates_from_right_to_left_with_the_models_own_log_probabilities(trained, site, network, tmp_path):
+def test_it_generates_from_right_to_left_with_the_models_own_log_probabilities(trained, site, wanted, tmp_path):
     words = ["generate", trained / "run" / "model", trained / "corpus", "--split", "validation", "--limit", "3"]
     words += ["--length", "20", "--prompt", "0", "-o", tmp_path / "samples"]
     run(*words, output=tmp_path / "said", packages=[site])
     assert [path.name for path in (tmp_path / "samples").glob("*.jsonl")] == ["unconditional.jsonl"]
     lines = [json.loads(line) for line in (tmp_path / "samples" / "unconditional.jsonl").read_text().splitlines()]
-    bos = json.loads((trained / "run" / "model" / "acgpt.json").read_text())["bos_token_id"]
     assert len({tuple(line["tokens"]) for line in lines}) == 3
     for line in lines:
-        wanted = reversed_log_probs(network, bos, line["tokens"])
-        assert line["log_probs"] == pytest.approx(wanted.tolist(), abs=2e-5)
+        assert line["log_probs"] == pytest.approx(wanted(line["tokens"]).tolist(), abs=2e-5)
 
 
-def test_it_answers_templates_and_refuses_those_that_give_the_past(trained, site, network, tmp_path):
+def test_it_answers_templates_and_refuses_those_that_give_the_past(trained, site, wanted, tmp_path):
     model = trained / "run" / "model"
     told = run("score", "{{The cat}} sat on the mat.", "-m", model, "--future", "--json", output=tmp_path / "a",
                packages=[site])  # fmt: skip
     tokens = AutoTokenizer.from_pretrained(model)("The cat sat on the mat.")["input_ids"]
-    bos = json.loads((model / "acgpt.json").read_text())["bos_token_id"]
     asked = [token["log_prob"] for token in json.loads(told)["tokens"]]
-    assert asked == pytest.approx(reversed_log_probs(network, bos, tokens)[: len(asked)].tolist(), abs=1e-5)
+    assert asked == pytest.approx(wanted(tokens)[: len(asked)].tolist(), abs=1e-5)
     refused = run("score", "The {{cat}} sat.", "-m", model, "--future", output=tmp_path / "b", packages=[site], code=2)
     assert f"method {NAME} cannot answer query 1 of 1: it gives a token before an asked one" in " ".join(
         refused.split()
@@ -197,38 +194,28 @@ def test_without_its_package_the_run_is_refused_with_the_remedy(trained, tmp_pat
 
 
 def test_it_answers_all_queries_that_reading_right_to_left_answers_and_no_others(right_to_left):
-    model, vocabulary = toy(NAME, vocabulary=3, length=4), 3
-    joint = {
-        text: math.exp(reversed_log_probs(model, BOS, text).sum().item())
-        for text in product(range(vocabulary), repeat=4)
-    }
+    model = toy(NAME, vocabulary=3, length=4)
+    texts = product(range(3), repeat=4)
+    joint = {text: math.exp(reversed_log_probs(model, BOS, text).sum().item()) for text in texts}
     assert sum(joint.values()) == pytest.approx(1)
     answered = 0
-    for roles in ("".join(word) for word in product("gau", repeat=4) if "a" in word):
-        question = query_of(roles)
+    for question in every_query(4, "gau"):
         if not right_to_left.answers(question):
             with pytest.raises(QueryError, match="cannot answer query 1 of 1"):
                 answer(right_to_left, model, [question])
             continue
         answered += 1
-        known, asked = ([p for p in range(4) if roles[p] in which] for which in ("ga", "g"))
-        mass = [
-            sum(p for text, p in joint.items() if all(text[at] == question.tokens[at] for at in places))
-            for places in (known, asked)
-        ]
         (scores,) = answer(right_to_left, model, [question])
-        assert sum(scores) == pytest.approx(math.log(mass[0] / mass[1]), abs=1e-9), roles
+        assert sum(scores) == pytest.approx(conditional(joint, question), abs=1e-9), question
     assert answered == 4 + 3 + 2 + 1  # unknown up to some place, then asked up to some place, then given
 
 
 def test_its_samples_come_as_often_as_it_says(right_to_left):
-    model, question = toy(NAME, vocabulary=3, length=4), Query([None, None, 2, 1], [False, False, True, True])
+    model, question = toy(NAME, vocabulary=3, length=4), query("aagg", [0, 0, 2, 1])
     with torch.inference_mode():
         (samples,) = right_to_left.sample(engine_of(model, NAME), [question], 2000, Sampling(seed=1))
-    fillings = [Query([*pair, 2, 1], question.given) for pair in product(range(3), repeat=2)]
-    wanted = [math.exp(sum(scores)) for scores in answer(right_to_left, model, fillings)]
-    counts = [sum(tuple(tokens) == filling.tokens[:2] for tokens, _ in samples) for filling in fillings]
-    assert sum(wanted) == pytest.approx(1) and p_value(counts, wanted) > 1e-3
+    wanted = [math.exp(sum(scores)) for scores in answer(right_to_left, model, list(all_fillings(question, 3)))]
+    assert sum(wanted) == pytest.approx(1) and p_value(counted(samples, 3), wanted) > 1e-3
 
 
 # ---- packages that cannot be used ------------------------------------------------------------------------------------

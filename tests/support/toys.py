@@ -66,6 +66,17 @@ def all_fillings(query, vocabulary):
         yield Query(tokens, query.given, query.asked)
 
 
+def conditional(joint, query):
+    """Return log p(asked | given) for any roles, by sums over the probabilities of all texts."""
+
+    def mass(known):
+        return sum(p for text, p in joint.items() if all(text[at] == query.tokens[at] for at in known))
+
+    given = [at for at in range(len(query)) if query.given[at]]
+    asked = [at for at in range(len(query)) if query.asked[at]]
+    return math.log(mass(given + asked) / mass(given))
+
+
 def total_probability(method, model, query, vocabulary):
     """Return the total probability of all choices of asked tokens, which is 1 for a distribution."""
     return sum(math.exp(sum(scores)) for scores in answer(method, model, list(all_fillings(query, vocabulary))))
