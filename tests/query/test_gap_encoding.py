@@ -110,12 +110,9 @@ def test_the_tokens_of_the_whole_text_are_kept_ones_and_ones_that_the_constraint
 
 
 def test_gaps_share_a_region_only_if_no_token_between_them_is_kept(any_kind: PreTrainedTokenizerBase) -> None:
-    near = encode_gaps(parse("The m{{_}}u{{_}}ing."), any_kind)
-    assert [region.slots for region in near.regions] == [(0, 1)]
-    assert near.regions[0].literals[1] == b"u"
-    adjacent = encode_gaps(parse("The{{_}}{{_}} end"), any_kind)
-    assert [region.slots for region in adjacent.regions] == [(0, 1)]
-    assert adjacent.regions[0].literals[1] == b""
+    for template, between in (("The m{{_}}u{{_}}ing.", b"u"), ("The{{_}}{{_}} end", b"")):
+        (region,) = encode_gaps(parse(template), any_kind).regions
+        assert region.slots == (0, 1) and region.literals[1] == between
     far = encode_gaps(parse("The m{{_}} sat on the mat and then the dog sat on it and pur{{_}}ing."), any_kind)
     assert [region.slots for region in far.regions] == [(0,), (1,)]
     assert far.regions[0].at < far.regions[1].at
@@ -201,12 +198,9 @@ def test_an_encoding_without_asked_tokens_is_refused() -> None:
         gapped.encoded([0])
 
 
-def test_only_gaps_are_gaps() -> None:
+def test_only_gaps_are_gaps_and_only_one_at_the_very_end_is_open_ended() -> None:
     assert has_gaps(parse("a{{_}}")) and has_gaps(parse("{{_1-2}}{{b}}"))
     assert not has_gaps(parse("{{_4}} {{?2}} {{a|b}} c"))
-
-
-def test_only_a_gap_at_the_very_end_is_open_ended() -> None:
     gpt2 = named("gpt2")
     assert encode_gaps(parse("The cat {{_}}"), gpt2).open_ended
     assert encode_gaps(parse("{{_}}"), gpt2).open_ended
