@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from packing import shapes_of, tensors_of
 from runs import SMALL, loss_of, read_rows, write_corpus
 from typer.testing import CliRunner
 
@@ -210,18 +211,12 @@ def test_every_batch_of_a_run_has_one_shape_and_is_a_function_of_the_seed(name, 
     for number in range(24):
         batch = filled[number]
         tensors, others = tensors_of(batch), tensors_of(again[number])
-        shapes.add(tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items()))
+        shapes.add(shapes_of(batch))
         assert tensors.keys() == others.keys()
         for name, tensor in others.items():
             assert torch.equal(tensor, tensors[name]), name
     assert len(shapes) == 1
     assert any(not torch.equal(filled[n].ids, other[n].ids) for n in range(4))
-
-
-def tensors_of(batch):
-    return {
-        name: value for name, value in (vars(batch) | vars(batch.segments)).items() if isinstance(value, torch.Tensor)
-    }
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -20,10 +20,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models import tiny_tokenizer
+from models import tiny_model, tiny_tokenizer
 from rounding import perturb_if_asked
+from transformers import PreTrainedTokenizerFast
 
 from acgpt.models.metadata import tokenizer_hash
+from acgpt.training.recipe import Recipe, make
 
 SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "mask_token": "<mask>"}
 
@@ -43,6 +45,7 @@ SMALL: dict[str, Any] = {
     "eval_texts": 4,
     "final_texts": 6,
 }
+LORA: dict[str, Any] = {"rank": 4, "alpha": 8.0}
 
 
 def write_corpus(
@@ -64,6 +67,29 @@ def write_corpus(
     manifest = {"format_version": 1, "tokenizer_hash": tokenizer_hash(tokenizer), "dtype": "uint16"}
     (folder / "corpus.json").write_text(json.dumps(manifest | {"convention": "lines", "splits": described}))
     return folder
+
+
+def write_base(folder: Path, corpus: Path, architecture: str = "llama", **more: Any) -> Path:
+    """Write a pretrained model with the tokenizer of a corpus, and no metadata of acgpt."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(corpus / "tokenizer")
+    tiny_model(architecture, vocabulary=len(tokenizer), scale=0.05, **more).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def recipe_of(corpus: Path, output: Path | str, *, base: Path | None = None, **keys: Any) -> Recipe:
+    """Return a small recipe: of a network from scratch, or of an adapter for a base."""
+    content = SMALL
+    if base is not None:  # on a CPU, each text of a step is a pass of its own: two are enough to accumulate gradients
+        content = {name: value for name, value in SMALL.items() if name != "model"}
+        content |= {"batch": 2, "base": str(base), "lora": LORA}
+    return make(content | {"corpus": str(corpus), "output": str(output)} | keys, "small")
+
+
+def results_of(run: Path) -> dict[str, Any]:
+    """Return the results of a finished run."""
+    content: dict[str, Any] = json.loads((run / "results.json").read_text())
+    return content
 
 
 def sentence(rng: random.Random) -> str:

@@ -11,7 +11,7 @@ from fuzz import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import by_definition, masked_logits, tiny_model
-from packing import pack
+from packing import pack, shapes_of, tensors_of
 from torch.utils.data import DataLoader
 
 from acgpt.engine.architecture import check_model
@@ -48,16 +48,6 @@ def random_batch(seed, texts=3, length=7, unknown=0.2):
 def queries_of(tokens, roles):
     rows = zip(tokens.tolist(), roles.tolist(), strict=True)
     return [Query(row, [r == GIVEN for r in kinds], [r == ASKED for r in kinds]) for row, kinds in rows]
-
-
-def tensors_of(batch):
-    return {
-        name: value for name, value in (vars(batch) | vars(batch.segments)).items() if isinstance(value, torch.Tensor)
-    }
-
-
-def shapes_of(batch):
-    return tuple((name, tuple(tensor.shape)) for name, tensor in tensors_of(batch).items())
 
 
 def learner_of(**options):

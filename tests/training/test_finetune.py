@@ -9,7 +9,20 @@ from dataclasses import replace as replaced
 import pytest
 import torch
 from models import ARCHITECTURES, tiny_model
-from runs import SMALL, Command, ended, kill_self, loss_of, ranks, read_rows, replace
+from runs import (
+    LORA,
+    SMALL,
+    Command,
+    ended,
+    kill_self,
+    loss_of,
+    ranks,
+    read_rows,
+    recipe_of,
+    replace,
+    results_of,
+    write_base,
+)
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, OPTConfig
 from typer.testing import CliRunner
@@ -24,21 +37,11 @@ from acgpt.models.metadata import Metadata, weights_hash
 from acgpt.training.learner import Work
 from acgpt.training.networks import disable_dropout, load_pretrained
 from acgpt.training.plan import settle
-from acgpt.training.recipe import make
 from acgpt.training.train import train
 
 pytestmark = pytest.mark.usefixtures("without_curves")
 
-LORA = {"rank": 4, "alpha": 8.0}
 NEW = {"dropout": 0.0, "targets": None, "start": None}  # the other keys of an adapter
-
-
-def write_base(folder, corpus, architecture="llama", **more):
-    """A pretrained model without any metadata of acgpt."""
-    tokenizer = Corpus.open(corpus).tokenizer()
-    tiny_model(architecture, vocabulary=len(tokenizer), scale=0.05, **more).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +49,11 @@ def base(corpus, tmp_path_factory):
     return write_base(tmp_path_factory.mktemp("base"), corpus)
 
 
-def recipe_of(corpus, base, output, /, **keys):
-    # On a CPU, each text of a step is a forward pass of its own: two are enough to accumulate gradients.
-    content = {name: value for name, value in SMALL.items() if name != "model"} | {"batch": 2}
-    return make(
-        content | {"corpus": str(corpus), "base": str(base), "output": str(output), "lora": LORA} | keys, "mine"
-    )
-
-
 @pytest.fixture(scope="module")
 def run(corpus, base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    train(recipe_of(corpus, base, folder), quiet=True)
+    train(recipe_of(corpus, folder, base=base), quiet=True)
     return folder
-
-
-def results_of(run):
-    return json.loads((run / "results.json").read_text())
 
 
 # ---- an adapter -----------------------------------------------------------------------------------------------------
@@ -74,7 +65,7 @@ def test_the_dropout_of_an_adapter_acts_in_training(corpus, base, tmp_path):
     for rate in (0.0, 0.5):
         folder = tmp_path / str(rate)
         keys = {"lora": LORA | {"dropout": rate}, "steps": 3, "log_every": 1, "eval_every": 0, "final_texts": 1}
-        train(recipe_of(corpus, base, folder, **keys), quiet=True)
+        train(recipe_of(corpus, folder, base=base, **keys), quiet=True)
         losses.append(loss_of(folder))
     assert losses[0][1] == losses[1][1]  # a new adapter adds nothing yet
     assert losses[0][3] != losses[1][3]
@@ -152,7 +143,7 @@ def test_every_linear_layer_of_the_blocks_is_a_target_by_default_and_the_head_is
 @pytest.mark.parametrize("lora", [LORA, None])
 def test_every_architecture_learns_the_layout(architecture, lora, corpus, tmp_path):
     folder = write_base(tmp_path / "base", corpus, architecture)
-    results = train(recipe_of(corpus, folder, tmp_path / "run", lora=lora, steps=4, eval_every=0), quiet=True)
+    results = train(recipe_of(corpus, tmp_path / "run", base=folder, lora=lora, steps=4, eval_every=0), quiet=True)
     path = tmp_path / "run" / ("adapter" if lora else "model")
     assert results["model"] == str(path)
     lm = acgpt.load(str(folder), adapter=str(path)) if lora else acgpt.load(str(path))
@@ -191,7 +182,7 @@ def test_the_same_seed_gives_the_same_adapter_and_another_another():
 @pytest.mark.parametrize("tied", [True, False])
 def test_full_tuning_writes_a_plain_model_whatever_is_tied(tied, corpus, tmp_path):
     folder = write_base(tmp_path / "base", corpus, tie_word_embeddings=tied)
-    train(recipe_of(corpus, folder, tmp_path / "run", lora=None), quiet=True)
+    train(recipe_of(corpus, tmp_path / "run", base=folder, lora=None), quiet=True)
     before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (folder, tmp_path / "run" / "model"))
     assert (after.get_output_embeddings().weight is after.get_input_embeddings().weight) == tied
     moved = {name for name, weight in after.named_parameters() if not torch.equal(weight, before.get_parameter(name))}
@@ -201,13 +192,11 @@ def test_full_tuning_writes_a_plain_model_whatever_is_tied(tied, corpus, tmp_pat
 
 
 def test_a_tuned_model_is_written_in_the_dtype_of_its_base(corpus, tmp_path):
-    folder = tmp_path / "base"
-    tokenizer = Corpus.open(corpus).tokenizer()
-    model = tiny_model(vocabulary=len(tokenizer)).to(torch.bfloat16)
+    folder = write_base(tmp_path / "base", corpus)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     model.generation_config = GenerationConfig(do_sample=True, temperature=0.7)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    train(recipe_of(corpus, folder, tmp_path / "run", lora=None, steps=3, save_every=3), quiet=True)
+    train(recipe_of(corpus, tmp_path / "run", base=folder, lora=None, steps=3, save_every=3), quiet=True)
     assert {w.dtype for w in load_file(tmp_path / "run" / "model" / "model.safetensors").values()} == {torch.bfloat16}
     assert GenerationConfig.from_pretrained(tmp_path / "run" / "model").temperature == 0.7
     words = ["evaluate", str(tmp_path / "run" / "model"), str(corpus), "--length", "31", "--limit", "6", "--json"]
@@ -223,7 +212,7 @@ def test_a_tuned_model_is_written_in_the_dtype_of_its_base(corpus, tmp_path):
 
 
 def test_an_adapter_learns_to_fill_in_the_middle(base, corpus, tmp_path):
-    results = train(recipe_of(corpus, base, tmp_path / "run", method="fim", mask="<mask>", steps=30), quiet=True)
+    results = train(recipe_of(corpus, tmp_path / "run", base=base, method="fim", mask="<mask>", steps=30), quiet=True)
     assert [mode for mode, result in results["evaluation"]["modes"].items() if result is None] == ["training"]
     losses = list(loss_of(tmp_path / "run").values())
     assert losses[-1] < losses[0] - 0.3
@@ -236,14 +225,14 @@ def test_checkpointing_changes_nothing_but_memory(lora, corpus, base, tmp_path):
     runs = {}
     for checkpointing in (False, True):
         folder = tmp_path / str(checkpointing)
-        train(recipe_of(corpus, base, folder, lora=lora, steps=4, checkpointing=checkpointing), quiet=True)
+        train(recipe_of(corpus, folder, base=base, lora=lora, steps=4, checkpointing=checkpointing), quiet=True)
         (file,) = (folder / ("adapter" if lora else "model")).glob("*.safetensors")
         runs[checkpointing] = load_file(file)
     assert all(torch.allclose(weight, runs[False][name], atol=1e-6) for name, weight in runs[True].items())
 
 
 def words_of(recipe, folder):
-    """Return the command of a run with --resume, as in a job that may be restarted."""
+    """Write a recipe; return the command of its run with --resume, as in a job that may be restarted."""
     path = folder.with_suffix(".yaml")
     path.write_text(json.dumps(recipe.as_dict() | {"output": str(folder)}))
     return ("finetune", path, "--resume", "--quiet")
@@ -268,7 +257,7 @@ def die_at_step_7(_):
 
 @pytest.mark.parametrize("lora", [LORA | {"dropout": 0.1}, pytest.param(None, marks=pytest.mark.soak)])
 def test_a_run_that_is_killed_and_resumed_ends_as_one_that_never_stopped(lora, corpus, base, tmp_path):
-    recipe, folder = recipe_of(corpus, base, "", lora=lora, save_every=5, workers=1), tmp_path / "killed"
+    recipe, folder = recipe_of(corpus, "", base=base, lora=lora, save_every=5, workers=1), tmp_path / "killed"
     whole = run_to_the_end(recipe, tmp_path / "whole")
     killed = Command(*words_of(recipe, folder), output=tmp_path / "said", before=die_at_step_7)
     with ended(killed):
@@ -290,8 +279,8 @@ def test_a_run_that_is_killed_and_resumed_ends_as_one_that_never_stopped(lora, c
 def test_two_processes_learn_what_one_does(parallel, lora, precision, corpus, base, tmp_path):
     # Two texts per process and step. With bf16, frozen weights of it beside fp32 ones.
     keys = {"lora": lora, "eval_every": 0, "precision": precision, "batch": 4}
-    alone = run_to_the_end(recipe_of(corpus, base, "", **keys), tmp_path / "alone")
-    shared = recipe_of(corpus, base, "", **keys, parallel=parallel)
+    alone = run_to_the_end(recipe_of(corpus, "", base=base, **keys), tmp_path / "alone")
+    shared = recipe_of(corpus, "", base=base, **keys, parallel=parallel)
     both = ranks(2, *words_of(shared, tmp_path / "both"), output=tmp_path / "said")
     with ended(*both):
         assert [each.wait() for each in both] == [0, 0], both[0].printed() + both[1].printed()
@@ -354,7 +343,7 @@ def test_options_are_taken_as_they_are_and_a_rank_takes_its_alpha_along(corpus, 
 
 
 def test_four_bits_of_a_packed_file_are_refused(corpus, tmp_path):
-    recipe = recipe_of(corpus, tmp_path / "model.gguf", tmp_path / "run", quantize="4bit")
+    recipe = recipe_of(corpus, tmp_path / "run", base=tmp_path / "model.gguf", quantize="4bit")
     with pytest.raises(InputError, match="is packed already"):
         plan = settle(replaced(recipe, quantize=None), 100)
         load_pretrained(str(tmp_path / "model.gguf"), plan, frozen=True, quantize="4bit")
@@ -367,12 +356,12 @@ def test_only_recipes_with_a_base_are_listed():
 
 def test_a_layer_that_is_not_there_is_no_target(corpus, base, tmp_path):
     with pytest.raises(InputError, match="no_such_layer"):
-        train(recipe_of(corpus, base, tmp_path / "run", lora=LORA | {"targets": ["no_such_layer"]}), quiet=True)
+        train(recipe_of(corpus, tmp_path / "run", base=base, lora=LORA | {"targets": ["no_such_layer"]}), quiet=True)
     assert not (tmp_path / "run").exists()
 
 
 def test_four_bits_without_bitsandbytes_are_refused_with_the_way_on(corpus, base, tmp_path, monkeypatch):
-    recipe = recipe_of(corpus, base, tmp_path / "run", quantize="4bit")
+    recipe = recipe_of(corpus, tmp_path / "run", base=base, quantize="4bit")
     plan = replaced(settle(replaced(recipe, quantize=None), 100), device="cuda")
     monkeypatch.setattr("acgpt.training.networks.importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match="needs the package bitsandbytes: pip install bitsandbytes"):
@@ -386,16 +375,16 @@ def test_a_corpus_of_another_tokenizer_is_refused_with_the_way_on(corpus, base, 
     tokenizer.add_tokens(["<new>"])
     tokenizer.save_pretrained(other)
     with pytest.raises(InputError, match=f"prepare it with acgpt prepare … --tokenizer {other}"):
-        train(recipe_of(corpus, other, tmp_path / "run"), quiet=True)
+        train(recipe_of(corpus, tmp_path / "run", base=other), quiet=True)
 
 
 def test_an_adapter_can_be_trained_further(corpus, base, tmp_path):
     """With a learning rate of nearly nothing, it stays what it was: its weights, and its head for lengths."""
     keys = {"conditioning": {"parts": [{"kind": "gaps", "lengths": 0.5, "passages": 2}]}, "eval_every": 0}
-    train(recipe_of(corpus, base, tmp_path / "first", **keys, steps=4), quiet=True)
+    train(recipe_of(corpus, tmp_path / "first", base=base, **keys, steps=4), quiet=True)
     start = tmp_path / "first" / "adapter"
     keys |= {"steps": 3, "lr": 1e-12, "lora": LORA | {"start": str(start)}}
-    train(recipe_of(corpus, base, tmp_path / "next", **keys), quiet=True)
+    train(recipe_of(corpus, tmp_path / "next", base=base, **keys), quiet=True)
     for file in start.glob("*.safetensors"):
         before, after = (load_file(folder / file.name) for folder in (start, tmp_path / "next" / "adapter"))
         assert before.keys() == after.keys() and any(weight.abs().max() > 0 for weight in before.values())
@@ -408,7 +397,7 @@ def test_an_adapter_can_be_trained_further(corpus, base, tmp_path):
 
 def test_a_reserved_token_can_stand_for_what_is_unknown(corpus, base, tmp_path):
     keys = {"conditioning": {"r_max": 0.6, "unknown": 0.3}, "mask": "<mask>", "steps": 3}
-    train(recipe_of(corpus, base, tmp_path / "run", **keys), quiet=True)
+    train(recipe_of(corpus, tmp_path / "run", base=base, **keys), quiet=True)
     lm = acgpt.load(str(base), adapter=str(tmp_path / "run" / "adapter"))
     assert lm.mask == AutoTokenizer.from_pretrained(base).convert_tokens_to_ids("<mask>")
 
@@ -421,7 +410,7 @@ def test_a_run_folder_in_place_of_its_adapter_is_named_for_what_it_is(run):
 def test_a_model_that_was_tuned_before_keeps_its_bos(corpus, base, tmp_path):
     lm = acgpt.load(str(base), bos="<eos>")
     LanguageModel(lm.model, lm.tokenizer, bos="<eos>").save_pretrained(tmp_path / "base")
-    train(recipe_of(corpus, tmp_path / "base", tmp_path / "run", steps=3), quiet=True)
+    train(recipe_of(corpus, tmp_path / "run", base=tmp_path / "base", steps=3), quiet=True)
     assert Metadata.read(tmp_path / "run" / "adapter").bos_token_id == lm.tokenizer.eos_token_id
 
 

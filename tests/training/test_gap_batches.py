@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from models import by_definition, by_hand, masked_hidden, masked_logits, tiny_model
-from test_batches import BOS, MASK, VOCABULARY, Texts, batches_of, learner_of, loss_and_gradients, shapes_of, tensors_of
+from packing import shapes_of, tensors_of
+from test_batches import BOS, MASK, VOCABULARY, Texts, batches_of, learner_of, loss_and_gradients
 
 from acgpt.engine.architecture import check_model
 from acgpt.engine.layout import Budget

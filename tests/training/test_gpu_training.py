@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from models import tiny_model
-from runs import SMALL, loss_of, write_corpus
+from runs import loss_of, recipe_of, write_base, write_corpus
 from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
@@ -25,7 +25,7 @@ from acgpt.models.metadata import model_method
 from acgpt.query.conditioning import Conditioning
 from acgpt.training.batches import Batch, Batches
 from acgpt.training.learner import Learner, new_model
-from acgpt.training.recipe import Shape, make
+from acgpt.training.recipe import Shape
 from acgpt.training.train import train
 
 pytestmark = [
@@ -145,13 +145,10 @@ def test_a_compiled_step_learns_and_every_batch_has_the_one_shape(conditioning, 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [{"rank": 8}, None])
 def test_a_pretrained_model_is_tuned_in_bf16_and_measures_the_same_in_fp32(lora, checkpointing, tmp_path):
-    corpus, folder = write_corpus(tmp_path / "corpus"), tmp_path / "base"
-    tokenizer = Corpus.open(corpus).tokenizer()
-    tiny_model("llama", vocabulary=len(tokenizer), width=128, scale=0.05).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    keys = {name: value for name, value in SMALL.items() if name not in ("model", "device")}
-    keys |= {"corpus": str(corpus), "base": str(folder), "output": str(tmp_path / "run"), "lora": lora, "steps": 40}
-    results = train(make(keys | {"checkpointing": checkpointing}, "mine"), quiet=True)
+    corpus = write_corpus(tmp_path / "corpus")
+    folder = write_base(tmp_path / "base", corpus, width=128)
+    keys = {"lora": lora, "steps": 40, "batch": 8, "device": "auto", "checkpointing": checkpointing}
+    results = train(recipe_of(corpus, tmp_path / "run", base=folder, **keys), quiet=True)
     assert results is not None
     assert (results["attention"], results["compiled"], results["precision"]) == ("fused", not checkpointing, "bf16")
     losses = list(loss_of(tmp_path / "run").values())
@@ -238,10 +235,8 @@ def test_a_compiled_step_of_every_method_learns_in_one_graph(name, own):
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_method_is_trained_in_bf16_and_asked_and_sampled_in_it(name, tmp_path):
     corpus = write_corpus(tmp_path / "corpus", mask=False)
-    keys = {key: value for key, value in SMALL.items() if key != "device"}
-    keys |= {"corpus": str(corpus), "output": str(tmp_path / "run"), "method": name, "steps": 40}
-    keys["model"] = {"layers": 2, "width": 128, "heads": 4}
-    results = train(make(keys, "mine"), quiet=True)
+    keys = {"method": name, "steps": 40, "device": "auto", "model": {"layers": 2, "width": 128, "heads": 4}}
+    results = train(recipe_of(corpus, tmp_path / "run", **keys), quiet=True)
     assert results is not None and results["attention"] == "fused" and results["compiled"]
     lm = acgpt.load(results["model"], dtype="bfloat16")
     exact = acgpt.load(results["model"], dtype="float32")

@@ -8,16 +8,14 @@ import math
 import pytest
 import torch
 from models import tiny_model
-from runs import SMALL
+from runs import recipe_of, write_base
 from safetensors.torch import load_file
 from test_gap_batches import head_of
 
 import acgpt
-from acgpt.data.corpus import Corpus
 from acgpt.engine.architecture import check_model
 from acgpt.engine.length_head import FILE
 from acgpt.training.learner import Learner
-from acgpt.training.recipe import make
 from acgpt.training.train import train
 
 pytestmark = pytest.mark.usefixtures("without_curves")
@@ -32,14 +30,10 @@ GAPS = {
 TEMPLATE = "The cat {{_}} the mat."
 
 
-def recipe_of(corpus, output, **keys):
-    return make(SMALL | {"corpus": str(corpus), "output": str(output), "conditioning": GAPS} | keys, "mine")
-
-
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    train(recipe_of(corpus, folder), quiet=True)
+    train(recipe_of(corpus, folder, conditioning=GAPS), quiet=True)
     return folder
 
 
@@ -57,21 +51,16 @@ def test_a_resumed_run_ends_with_the_same_head(run, corpus, tmp_path, monkeypatc
     again = tmp_path / "again"
     with monkeypatch.context() as patch:
         patch.setattr("acgpt.training.loop.Loop.should_stop", lambda self: self.step == 7)
-        assert train(recipe_of(corpus, again), quiet=True) is None
-    train(recipe_of(corpus, again), resume=True, quiet=True)
+        assert train(recipe_of(corpus, again, conditioning=GAPS), quiet=True) is None
+    train(recipe_of(corpus, again, conditioning=GAPS), resume=True, quiet=True)
     for name in (FILE, "model.safetensors"):
         one, other = load_file(run / "model" / name), load_file(again / "model" / name)
         assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_an_adapter_carries_its_head_and_a_merged_model_keeps_it(corpus, tmp_path):
-    base, output = tmp_path / "base", tmp_path / "run"
-    tokenizer = Corpus.open(corpus).tokenizer()
-    tiny_model("llama", vocabulary=len(tokenizer), scale=0.05).save_pretrained(base)
-    tokenizer.save_pretrained(base)
-    keys = {name: value for name, value in SMALL.items() if name != "model"} | {"batch": 2}
-    content = {"corpus": str(corpus), "base": str(base), "output": str(output), "conditioning": GAPS}
-    train(make(keys | content | {"lora": {"rank": 4, "alpha": 8.0}}, "mine"), quiet=True)
+    base, output = write_base(tmp_path / "base", corpus), tmp_path / "run"
+    train(recipe_of(corpus, output, base=base, conditioning=GAPS), quiet=True)
     assert (output / "adapter" / FILE).is_file()
     lm = acgpt.load(base, adapter=output / "adapter")
     lengths = lm.lengths(TEMPLATE).log_probs

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from models import tiny_model
+from runs import write_base
 
-from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.models.loading import DEFAULT_ADAPTER
 from acgpt.query.conditioning import Blocks, Conditioning, Empty
@@ -112,10 +111,7 @@ def test_fineweb_is_mixed_with_a_tenth_of_nothing_given():
 
 @pytest.fixture(scope="module")
 def pretrained(corpus, tmp_path_factory):
-    folder, tokenizer = tmp_path_factory.mktemp("base"), Corpus.open(corpus).tokenizer()
-    tiny_model("qwen3", vocabulary=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return write_base(tmp_path_factory.mktemp("base"), corpus, "qwen3")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,8 +7,7 @@ import re
 import signal
 
 import pytest
-from runs import SMALL, Command, ended, read_rows, until, write_corpus
-from test_train import recipe_of, results_of
+from runs import SMALL, Command, ended, read_rows, recipe_of, results_of, until, write_corpus
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
