@@ -11,15 +11,13 @@ import pytest
 import torch
 from models import masked_logits
 from tolerance import same_draws
-from toys import BOS, all_fillings, answer, counted, engine_of, learner_of, mask_of, p_value, query, roles_of, toy
+from toys import BOS, all_fillings, answer, batch_of, counted, engine_of, learner_of, mask_of, p_value, query, toy
 
 from acgpt.errors import QueryError
 from acgpt.methods import method_of
 from acgpt.methods.diffusion import Diffusion
-from acgpt.query.conditioning import generator
 from acgpt.query.query import Query
 from acgpt.query.sampling import Sampling
-from acgpt.training.batches import Batch
 
 MODEL = toy("diffusion", vocabulary=3, scale=3.0, seed=2)  # one in which what is read, and when, makes a difference
 MASK = mask_of(MODEL, "diffusion")
@@ -253,17 +251,9 @@ def test_runs_together_take_about_as_many_passes_as_all_tokens_with_the_future(g
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-def batch_of(words, seed=0, tokens=None):
-    roles = roles_of(words)
-    tokens = np.random.default_rng(seed).integers(0, 3, roles.shape) if tokens is None else tokens
-    rngs = [generator(seed, 0, item) for item in range(len(words))]
-    slots = method_of("diffusion").lay_out(tokens, roles, rngs, bos=BOS, mask=MASK)
-    return tokens, slots, Batch.of(slots, longest=roles.shape[1] + 1, bos=BOS)
-
-
 def test_the_loss_is_that_of_its_definition():
     words = ["gaggaa", "aaaaaa", "agauga", "ggggga"]
-    tokens, slots, batch = batch_of(words)
+    tokens, slots, batch = batch_of(method_of("diffusion"), words, mask=MASK, vocabulary=3)
     expected = 0.0
     for text, word, seen in zip(tokens.tolist(), words, slots.ids[: 4 * 7].reshape(4, 7)[:, 1:].tolist(), strict=True):
         question = query(word, text)
@@ -278,7 +268,7 @@ def test_the_loss_is_that_of_its_definition():
 def test_the_loss_is_the_bound_on_average():
     question, texts = query("gaag"), 2000
     tokens = np.tile(np.array(question.tokens), (texts, 1))
-    _, slots, batch = batch_of(["gaag"] * texts, tokens=tokens)
+    _, slots, batch = batch_of(method_of("diffusion"), ["gaag"] * texts, mask=MASK, tokens=tokens)
     with torch.no_grad():
         mean = learner_of(MODEL, "diffusion")(batch).item() / texts
     hidden = slots.ids[: 5 * texts].reshape(texts, 5).numpy() == MASK

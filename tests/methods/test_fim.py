@@ -7,13 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from toys import BOS, answer, engine_of, every_query, learner_of, mask_of, query, roles_of, toy
+from toys import BOS, answer, batch_of, engine_of, every_query, learner_of, mask_of, query, toy
 
 from acgpt.errors import InputError, QueryError
 from acgpt.methods import method_of
 from acgpt.query.conditioning import Blocks, Conditioning, Empty, Infilling
 from acgpt.query.sampling import Sampling
-from acgpt.training.batches import Batch
 
 
 def by_hand(model, prefix, middle, suffix):
@@ -68,13 +67,10 @@ def test_what_is_unknown_is_refused_from_left_to_right_too():
 
 def test_the_loss_is_that_of_the_moved_text():
     model, words = toy("fim"), ["ggaaag", "aaaaaa", "aggggg", "ggggga"]
-    roles = roles_of(words)
-    tokens = np.random.default_rng(0).integers(0, 4, roles.shape)
-    slots = method_of("fim").lay_out(tokens, roles, [], bos=BOS, mask=mask_of(model, "fim"))
+    tokens, _, batch = batch_of(method_of("fim"), words, mask=mask_of(model, "fim"))
     expected = 0.0
     for text, word in zip(tokens.tolist(), words, strict=True):
         expected -= sum(by_hand(model, *split(query(word, text))))
-    batch = Batch.of(slots, longest=8, bos=BOS)
     assert learner_of(model, "fim")(batch).item() == pytest.approx(expected, rel=1e-10)
     assert (batch.asked, batch.slots) == ("".join(words).count("a"), 4 * 8)
 

@@ -277,6 +277,10 @@ def test_who_is_ticked_for_left_to_right_learns_each_token_from_those_asked_befo
     assert (moved == {position for position in positions if position > 3}) is method.abilities.left_to_right
 
 
+def marks_of(method):
+    return [{True: "✓", False: "✗", None: "–"}[getattr(method.abilities, column)] for column in COLUMNS]
+
+
 def test_the_command_prints_the_table_from_what_the_methods_declare():
     content = json.loads(CliRunner().invoke(app, ["methods", "--json"]).stdout)["methods"]
     assert list(content) == list(METHODS)
@@ -287,23 +291,20 @@ def test_the_command_prints_the_table_from_what_the_methods_declare():
         "mlm": (True, True, False, False, False),
         "diffusion": (False, True, False, True, False),
     }
-    columns = ("evaluates_any", "samples_any", "left_to_right", "single_pass", "fine_tunes")
     for name, row in paper.items():
-        assert tuple(content[name][column] for column in columns) == row
+        assert tuple(content[name][column] for column in COLUMNS) == row
     told = CliRunner().invoke(app, ["methods"])
     assert told.exit_code == 0
     for heading, meaning in COLUMNS.values():
         assert re.search(rf"^{re.escape(heading)} +{re.escape(meaning)}$", told.stdout, re.MULTILINE)
     for name, method in METHODS.items():
         (line,) = [line for line in told.stdout.splitlines() if line.startswith((f"{name} ", f"{name}\n"))]
-        marks = [{True: "✓", False: "✗", None: "–"}[getattr(method.abilities, column)] for column in columns]
-        assert [mark for mark in line if mark in "✓✗–"] == marks
+        assert [mark for mark in line if mark in "✓✗–"] == marks_of(method)
         if method.abilities.note:
             assert method.abilities.note in told.stdout
 
 
 def test_the_page_has_the_table_that_the_methods_declare():
-    columns = ("evaluates_any", "samples_any", "left_to_right", "single_pass", "fine_tunes")
     text = (Path(__file__).parents[2] / "docs" / "explanation" / "methods.md").read_text(encoding="utf-8")
     table, notes = text.partition("<!-- methods -->")[2].partition("<!-- end -->")[0], iter("¹²³")
     for heading, meaning in COLUMNS.values():
@@ -313,8 +314,7 @@ def test_the_page_has_the_table_that_the_methods_declare():
         if not type(method).__module__.startswith("acgpt."):
             continue
         mark = next(notes) if method.abilities.note else ""
-        marks = [{True: "✓", False: "✗", None: "–"}[getattr(method.abilities, column)] for column in columns]
-        rows.append(f"| `{name}`{' ' + mark if mark else ''} | {' | '.join(marks)} |")
+        rows.append(f"| `{name}`{' ' + mark if mark else ''} | {' | '.join(marks_of(method))} |")
         below += [f"{mark} {method.abilities.note}."] if mark else []
     assert [line for line in table.splitlines() if line.startswith("| `") and "method=" not in line] == rows
     assert [line for line in table.splitlines() if line[:1] in ("¹", "²", "³")] == below

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 from models import masked_logits
-from toys import BOS, answer, engine_of, every_query, learner_of, mask_of, query, roles_of, toy
+from toys import BOS, answer, batch_of, engine_of, every_query, learner_of, mask_of, query, toy
 
 from acgpt.errors import QueryError
 from acgpt.methods import method_of
-from acgpt.training.batches import Batch
 
 
 def scores_of(model, text):
@@ -49,14 +47,12 @@ def test_it_cannot_be_asked_without_a_mask():
 
 def test_the_loss_is_that_of_predicting_all_asked_tokens_at_once():
     model, words = toy("mlm"), ["gaggaa", "aaaaaa", "agauga", "ggggga"]
-    roles = roles_of(words)
-    tokens, mask = np.random.default_rng(0).integers(0, 4, roles.shape), mask_of(model, "mlm")
-    slots = method_of("mlm").lay_out(tokens, roles, [], bos=BOS, mask=mask)
+    mask = mask_of(model, "mlm")
+    tokens, _, batch = batch_of(method_of("mlm"), words, mask=mask)
     expected = 0.0
     for text, word in zip(tokens.tolist(), words, strict=True):
         shown = [BOS, *(token if role == "g" else mask for token, role in zip(text, word, strict=True))]
         scores = scores_of(model, shown)
         expected -= sum(scores[p, text[p - 1]].item() for p in range(1, 7) if word[p - 1] == "a")
-    batch = Batch.of(slots, longest=7, bos=BOS)
     assert learner_of(model, "mlm")(batch).item() == pytest.approx(expected, rel=1e-10)
     assert batch.asked == "".join(words).count("a")

@@ -8,17 +8,18 @@ import math
 import numpy as np
 import pytest
 import torch
+from models import finished
 from toys import (
     BOS,
     all_fillings,
     answer,
+    batch_of,
     counted,
     engine_of,
     every_query,
     learner_of,
     p_value,
     query,
-    roles_of,
     toy,
 )
 from transformers import AutoModelForCausalLM
@@ -29,9 +30,7 @@ from acgpt.errors import InputError, ModelError, QueryError
 from acgpt.methods import method_of
 from acgpt.methods.sigma_gpt import SigmaGptRandom
 from acgpt.methods.sigma_network import REACH, SigmaGPTForCausalLM
-from acgpt.query.conditioning import generator
 from acgpt.query.sampling import Sampling
-from acgpt.training.batches import Batch
 
 TEMPORAL, RANDOM = "sigma-gpt-temporal", "sigma-gpt-random"
 ROTATED = {"rtol": 0, "atol": 1e-6}  # the network's sines, and the softmax of "eager", are of float32
@@ -196,24 +195,14 @@ def test_of_several_orders_a_sample_has_its_own_whatever_it_is_drawn_beside():
     assert draw([question], 7, first=20)[0] == tokens[20:27]
     used = set()
     for drawn, got in zip(tokens, scores, strict=True):  # in one of the three orders, whose log-probabilities it has
-        full = list(question.tokens)
-        for position, token in zip(question.asked_positions, drawn, strict=True):
-            full[position - 1] = token
-        each = [by_hand(model, chosen.order(question, k).tolist(), full, question.asked) for k in range(3)]
+        full = finished(question, drawn)
+        each = [by_hand(model, chosen.order(question, k).tolist(), full.tokens, full.asked) for k in range(3)]
         used |= {k for k in range(3) if got == pytest.approx(each[k], abs=1e-9)}
         assert any(got == pytest.approx(one, abs=1e-9) for one in each)
     assert used == {0, 1, 2}
 
 
 # ---- training -------------------------------------------------------------------------------------------------------
-
-
-def batch_of(method, words, seed=0, budget=None):
-    roles = roles_of(words)
-    tokens = np.random.default_rng(seed).integers(0, 4, roles.shape)
-    rngs = [generator(seed, 0, item) for item in range(len(roles))]
-    slots = method.lay_out(tokens, roles, rngs, bos=BOS, mask=None)
-    return tokens, slots, Batch.of(slots, longest=roles.shape[1], bos=BOS, budget=budget)
 
 
 @both_kinds

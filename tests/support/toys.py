@@ -13,8 +13,9 @@ from acgpt.common.options import ignore
 from acgpt.engine.architecture import check_model
 from acgpt.engine.engine import Engine
 from acgpt.methods import method_of
-from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN
+from acgpt.query.conditioning import ASKED, GIVEN, UNKNOWN, generator
 from acgpt.query.query import Query
+from acgpt.training.batches import Batch
 from acgpt.training.learner import Learner, new_model
 from acgpt.training.recipe import Shape
 
@@ -91,6 +92,15 @@ def query(roles, tokens=None):
 def roles_of(words):
     """Return the roles of words such as "gaua", one array of all of them."""
     return np.array([[{"g": GIVEN, "a": ASKED, "u": UNKNOWN}[role] for role in word] for word in words], dtype=np.int8)
+
+
+def batch_of(method, words, *, mask=None, vocabulary=4, tokens=None, seed=0, budget=None):
+    """Return a training batch of texts with these roles: its tokens, its layout and itself."""
+    roles = roles_of(words)
+    tokens = np.random.default_rng(seed).integers(0, vocabulary, roles.shape) if tokens is None else tokens
+    rngs = [generator(seed, 0, item) for item in range(len(words))]
+    slots = method.lay_out(tokens, roles, rngs, bos=BOS, mask=mask)
+    return tokens, slots, Batch.of(slots, longest=method.longest(roles.shape[1]), bos=BOS, budget=budget)
 
 
 def every_query(length, roles="ga"):

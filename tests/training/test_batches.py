@@ -149,16 +149,6 @@ def test_every_batch_of_a_run_has_one_shape_over_all_its_epochs(texts, length, s
     assert len(shapes) == 1
 
 
-def test_a_causal_twin_reads_the_same_texts_in_the_same_order():
-    options = {"count": 30, "size": 2, "parts": 2, "length": 12, "seed": 3, "bos": BOS, "mask": MASK, "fixed": False}
-    given = Conditioning.from_dict({"r_max": 0.9, "empty": 0.3})
-    one = Batches(Texts(40, 12), conditioning=given, **options)
-    twin = Batches(Texts(40, 12), conditioning=Conditioning((Empty(),)), balance=given, **options)
-    for number in range(30):
-        assert one.items_of(number)[1].tolist() == twin.items_of(number)[1].tolist()
-        assert twin[number].segments.copies == 0
-
-
 def test_a_batch_counts_its_asked_tokens_slots_and_pairs_without_dummies():
     tokens, roles = random_batch(3)
     for budget in (None, Budget(200, 200)):

@@ -71,7 +71,7 @@ def test_the_dropout_of_an_adapter_acts_in_training(corpus, base, tmp_path):
     assert losses[0][3] != losses[1][3]
 
 
-def test_an_adapter_is_what_peft_opens_and_acgpt_asks(run, base):
+def test_an_adapter_and_a_checkpoint_of_it_are_what_peft_opens_and_acgpt_asks(run, base):
     from peft import PeftModel
 
     assert sorted(path.name for path in (run / "adapter").iterdir() if "token" not in path.name) == [
@@ -86,9 +86,11 @@ def test_an_adapter_is_what_peft_opens_and_acgpt_asks(run, base):
         both = [model(input_ids=ids).logits for model in (lm.model, peft.eval())]
         bare = AutoModelForCausalLM.from_pretrained(base)(input_ids=ids).logits
     assert torch.allclose(*both, atol=1e-6) and not torch.allclose(both[0], bare, atol=1e-4)
-    with_its_own_base = acgpt.load(str(run / "adapter"))
-    question = "The {{cat}} sat on the mat."
-    assert with_its_own_base.log_prob(question).log_prob == pytest.approx(lm.log_prob(question).log_prob, abs=1e-6)
+    with_its_own_base, checkpoint = acgpt.load(str(run / "adapter")), run / "checkpoints" / "checkpoint-12"
+    want = lm.log_prob("The {{cat}} sat on the mat.").log_prob
+    for other in (with_its_own_base, acgpt.load(str(base), adapter=str(checkpoint))):
+        assert other.log_prob("The {{cat}} sat on the mat.").log_prob == pytest.approx(want, abs=1e-6)
+    assert not (checkpoint / "model.safetensors").exists()
 
 
 def test_the_results_are_those_of_the_adapter_that_was_written(run, base, corpus):
@@ -116,16 +118,6 @@ def test_the_card_names_the_base_and_the_perplexities(run, base):
     card = (run / "adapter" / "README.md").read_text()
     assert base.name in card and str(base.parent) not in card.replace(base.name, "")
     assert "a PEFT adapter" in card and "| training |" in card and '"r_max": 0.6' in card
-
-
-def test_a_checkpoint_is_an_adapter_as_well(run, base):
-    last = run / "checkpoints" / "checkpoint-12"
-    one, other = (
-        acgpt.load(str(base), adapter=str(folder)).log_prob("The {{cat}} sat on the mat.").log_prob
-        for folder in (last, run / "adapter")
-    )
-    assert one == pytest.approx(other, abs=1e-6)
-    assert not (last / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

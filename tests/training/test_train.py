@@ -8,7 +8,6 @@ import math
 import sys
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 from unittest.mock import Mock, call
 
 import pytest
@@ -154,6 +153,11 @@ def test_the_log_has_a_row_a_step_with_its_rate_and_its_perplexities(run, corpus
     set_hash, perplexities = perplexities_of(run, corpus, SMALL["eval_texts"])
     assert results_of(run)["evaluation_sets"]["during"]["hash"] == set_hash
     assert float(rows[-1]["training"]) == pytest.approx(perplexities["training"], abs=1e-3)
+    with (run / "log.csv").open(newline="") as file:  # as other programs read it
+        rows = list(csv.DictReader(file))
+    assert all(math.isfinite(float(row["loss"])) and 0 <= float(row["wait"]) <= 1 for row in rows)
+    assert all(float(one["seconds"]) < float(two["seconds"]) for one, two in pairwise(rows))
+    assert (run / "log.csv").read_bytes().count(b"\r") == 0
 
 
 def test_both_optimizers_follow_the_schedule(run):
@@ -187,14 +191,6 @@ def test_everything_in_a_picture_of_a_run_can_be_seen_also_where_it_is_one_point
     for line in axes.lines:
         one = len(line.get_xdata()) == 1
         assert (line.get_marker() in "os^") is one and (line.get_linestyle() == "None") is one
-
-
-def test_the_log_can_be_read_by_other_programs(run):
-    with (run / "log.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert all(math.isfinite(float(row["loss"])) and 0 <= float(row["wait"]) <= 1 for row in rows)
-    assert all(float(one["seconds"]) < float(two["seconds"]) for one, two in pairwise(rows))
-    assert Path(run / "log.csv").read_bytes().count(b"\r") == 0
 
 
 # ---- what it learns -------------------------------------------------------------------------------------------------
