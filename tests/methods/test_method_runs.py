@@ -100,12 +100,17 @@ def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(name, corpus, runs
     assert read_rows(whole) == read_rows(broken)
 
 
+def evaluated(run, corpus, *words):
+    """Evaluate three texts of the model of a run by the command, on a set that is kept beside it."""
+    options = ["--limit", "3", "--length", "15", "--device", "cpu", "--split", "validation"]
+    options += ["--dataset", str(run.parent / "set.safetensors")]
+    return CliRunner().invoke(app, ["evaluate", str(run / "model"), str(corpus), *options, *words])
+
+
 @pytest.mark.parametrize("name", OTHERS)
-def test_the_command_evaluates_it_in_the_modes_that_it_can_answer(name, corpus, runs, tmp_path):
+def test_the_command_evaluates_it_in_the_modes_that_it_can_answer(name, corpus, runs):
     folder, results = runs(name)
-    words = ["evaluate", str(folder / "model"), str(corpus), "--limit", "3", "--length", "15", "--device", "cpu"]
-    words += ["--split", "validation", "--dataset", str(tmp_path / "set.safetensors")]
-    got = CliRunner().invoke(app, [*words, "--json"])
+    got = evaluated(folder, corpus, "--json")
     assert got.exit_code == 0, got.output
     content = json.loads(got.stdout)
     method = method_of(name)
@@ -119,34 +124,26 @@ def test_the_command_evaluates_it_in_the_modes_that_it_can_answer(name, corpus, 
             assert content["modes"][mode] is None
         else:
             assert content["modes"][mode]["mean_nll"] == pytest.approx(answer["mean_nll"], abs=1e-4)
-    table = CliRunner().invoke(app, words)
+    table = evaluated(folder, corpus)
     assert ("≤" in table.stdout) is method.bound
     assert ("--" in table.stdout) is bool(unanswered)
 
 
-def test_the_command_asks_as_it_is_told_to(corpus, runs, tmp_path):
-    def evaluated(name, *options):
+def test_the_command_asks_as_it_is_told_to(corpus, runs):
+    def perplexities(name, *options):
         folder, _ = runs(name)
-        words = ["evaluate", str(folder / "model"), str(corpus), "--limit", "3", "--length", "15", "--device", "cpu"]
-        words += ["--split", "validation", "--dataset", str(tmp_path / "set.safetensors"), "--json"]
-        return CliRunner().invoke(app, [*words, *(word for option in options for word in ("--method-option", option))])
+        result = evaluated(folder, corpus, "--json", *(word for each in options for word in ("--method-option", each)))
+        return {mode: answer and answer["perplexity"] for mode, answer in json.loads(result.stdout)["modes"].items()}
 
-    def perplexities(*options):
-        result = json.loads(evaluated(*options).stdout)
-        return {mode: answer and answer["perplexity"] for mode, answer in result["modes"].items()}
-
-    plain, shuffled = perplexities("sigma-gpt-random"), perplexities("sigma-gpt-random", "order=random")
-    other, several = (
-        perplexities("sigma-gpt-random", "order=random", "seed=1"),
-        perplexities("sigma-gpt-random", "orders=4"),
+    plain, *others = (
+        perplexities("sigma-gpt-random", *options)
+        for options in ([], ["order=random"], ["order=random", "seed=1"], ["orders=4"])
     )
     assert all(plain.values())
-    for result in (shuffled, other, several):  # some tokens have seen their future
-        assert {mode for mode, value in result.items() if value is None} == {
-            "infilling-no-future",
-            "training-no-future",
-        }
-    assert len({round(result["training"], 6) for result in (plain, shuffled, other, several)}) == 4
+    for result in others:  # some tokens have seen their future
+        unanswered = {mode for mode, value in result.items() if value is None}
+        assert unanswered == {"infilling-no-future", "training-no-future"}
+    assert len({round(result["training"], 6) for result in (plain, *others)}) == 4
     assert perplexities("diffusion", "draws=4")["training"] != perplexities("diffusion")["training"]
 
 
