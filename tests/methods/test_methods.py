@@ -16,7 +16,19 @@ import pytest
 import torch
 from models import expected_log_probs, finished, random_query, tiny_tokenizer, twins
 from tolerance import EXACT
-from toys import all_fillings, conditional, counted, engine_of, every_query, learner_of, p_value, total_probability, toy
+from toys import (
+    all_fillings,
+    batch_of,
+    conditional,
+    counted,
+    engine_of,
+    every_query,
+    learner_of,
+    mask_of,
+    p_value,
+    total_probability,
+    toy,
+)
 from toys import answer as log_probs_of
 from toys import query as query_of
 from typer.testing import CliRunner
@@ -31,13 +43,11 @@ from acgpt.methods.fim import as_read
 from acgpt.methods.sigma_gpt import SigmaGptRandom, in_order
 from acgpt.models.card import card
 from acgpt.models.metadata import Metadata, model_method
-from acgpt.query.conditioning import ASKED, GIVEN, generator
 from acgpt.query.query import Query
 from acgpt.query.sampling import Sampling
 from acgpt.query.template import parse
 from acgpt.query.text import encode
 from acgpt.report.paper import paper
-from acgpt.training.batches import Batch
 from acgpt.training.recipe import Recipe
 
 
@@ -252,18 +262,13 @@ def test_who_is_ticked_for_a_single_pass_runs_a_query_once(name, monkeypatch):
 def test_who_is_ticked_for_left_to_right_learns_each_token_from_those_asked_before_it_and_no_others(name):
     """Change an asked token: the losses of later ones change, those of earlier ones do not."""
     method, model = method_of(name), toy(name, vocabulary=8)
-    roles = np.array([[GIVEN, ASKED, ASKED, ASKED, ASKED, GIVEN]] * 8, dtype=np.int8)
-    if not method.answers(query_of("gaaaag")):
-        roles[:] = ASKED
-    mask = model.config.vocab_size - 1 if method.needs_mask else None
+    words = ["gaaaag" if method.answers(query_of("gaaaag")) else "aaaaaa"] * 8
     first = np.array([[1, 2, 3, 4, 5, 6]] * 8)  # a token tells its position
     changed = first.copy()
     changed[:, 2] = 7
     losses = []
     for tokens in (first, changed):
-        rngs = [generator(0, 0, item) for item in range(8)]
-        slots = method.lay_out(tokens, roles, rngs, bos=0, mask=mask)
-        batch = Batch.of(slots, longest=method.longest(6), bos=0)
+        _, slots, batch = batch_of(method, words, mask=mask_of(model, name), tokens=tokens)
         learner = learner_of(model, name)
         results = {}
         for number in range(len(slots.rows)):  # a loss of its own for every prediction

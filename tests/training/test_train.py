@@ -81,14 +81,9 @@ def test_the_model_is_a_plain_hugging_face_folder_without_pickles(run, corpus):
         ours, theirs = (model(input_ids=ids).logits for model in (lm.model.float(), plain.float()))
     assert ours.shape[-1] == len(tokenizer)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    assert lm.reads_future
-
-
-def test_the_model_says_how_it_was_trained(run):
-    metadata, recipe = Metadata.read(run / "model"), results_of(run)["recipe"]
-    assert metadata.method == "ac-gpt"
+    metadata, recipe = lm.metadata, results_of(run)["recipe"]  # which say how it was trained
+    assert metadata.method == "ac-gpt" and lm.reads_future
     assert Conditioning.from_dict(metadata.conditioning) == Conditioning.from_dict(recipe["conditioning"])
-    tokenizer = AutoTokenizer.from_pretrained(run / "model")
     assert (metadata.bos_token_id, metadata.mask_token_id) == (tokenizer.bos_token_id, tokenizer.mask_token_id)
 
 
