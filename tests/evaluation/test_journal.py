@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import json
+import resource
 import tracemalloc
 
+import numpy as np
 import pytest
 from disk import watched_disk
 
 from acgpt.errors import InputError
 from acgpt.evaluation.journal import HEAD, as_line, journal_config, open_journal
+from acgpt.evaluation.perplexity import PartialEvaluation
 
 CONFIG = {"mode": "training", "weights": "abc"}
 BATCHES = [([{"item": 2}, {"item": 0}], {"seconds": 0.1, "calls": 3}), ([{"item": 1}], {"seconds": 0.25, "calls": 1})]
@@ -111,6 +114,40 @@ def test_a_batch_is_on_the_disk_once_it_was_added(tmp_path, monkeypatch):
             add(journal, [batch])
             assert size < journal.end == path.stat().st_size and disk.lost(path) == []
             size = journal.end
+
+
+@pytest.fixture
+def full_disk():
+    """No file can become larger than 4 kB."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_is_full_costs_an_evaluation_its_journal_alone(full_disk, tmp_path):
+    path = tmp_path / "results.json.part"
+    with PartialEvaluation(path, lambda: CONFIG) as evaluation:
+        evaluation.pause = 0.0
+        evaluation.add("ga", {0: np.zeros(10)})
+        size = path.stat().st_size
+        with pytest.warns(UserWarning, match="cannot be resumed"):
+            evaluation.add("ga", {1: np.zeros(1000)})
+        evaluation.add("ga", {2: np.zeros(10)})
+    assert path.stat().st_size == size  # nothing of the batch that did not fit takes space
+    with PartialEvaluation(path, lambda: CONFIG) as evaluation:
+        assert list(evaluation.answers["ga"]) == [0]
+
+
+def test_answers_of_another_config_are_kept_until_there_are_new_ones(tmp_path):
+    path, other = tmp_path / "results.json.part", CONFIG | {"dtype": "float32"}
+    for config, answered, kept in ((CONFIG, True, CONFIG), (other, False, CONFIG), (other, True, other)):
+        with PartialEvaluation(path, lambda config=config: config) as evaluation:
+            assert evaluation.answers == {}
+            evaluation.pause = 0.0
+            if answered:
+                evaluation.add("ga", {0: np.zeros(10)})
+        assert journal_config(path) == kept
 
 
 def test_a_journal_of_any_size_is_read_with_little_memory(tmp_path):

@@ -71,11 +71,19 @@ class Journal:
         Args:
             entries: One line per entry, see `as_line`.
             costs: What the batch took, for example seconds.
+
+        Raises:
+            OSError: The batch cannot be written. What was written of it is cut off, so that results have the space.
         """
         lines = self.batch(entries, costs)
-        self.file.write(b"".join(lines))
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        try:
+            self.file.write(b"".join(lines))
+            self.file.flush()
+            os.fsync(self.file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self.file.fileno(), self.end)
+            raise
         self.count(lines, costs)
 
     def batch(self, entries: Sequence[bytes], costs: Mapping[str, float]) -> list[bytes]:
@@ -129,6 +137,12 @@ def open_journal(path: Path, config: Mapping[str, Any], *, replace: bool = False
         journal = Journal(file, len(head), hashlib.sha256(head))
         journal.recover()
         yield journal
+
+
+def continues(path: Path, config: Mapping[str, Any]) -> bool:
+    """Return whether a file is a journal of this config."""
+    with path.open("rb") as file:
+        return file.readline() == as_line({"journal": config})
 
 
 def journal_config(path: Path) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ from acgpt.evaluation.bootstrap import (
 )
 from acgpt.evaluation.dataset import EvaluationDataset
 from acgpt.evaluation.distance import BinnedGain
-from acgpt.evaluation.journal import Journal, as_line, open_journal
+from acgpt.evaluation.journal import Journal, as_line, continues, open_journal
 from acgpt.methods import Method
 from acgpt.models.language_model import positions_of
 from acgpt.query.conditioning import ASKED, GIVEN
@@ -231,14 +231,14 @@ class PartialEvaluation:
         path: Path of the journal. Answers are added at intervals, so a short evaluation has none. If it cannot be
             written, there is a warning, and the evaluation continues without it.
         config: Returns everything that determines the answers; called only if the journal exists or is written. A
-            journal with another config is replaced.
+            journal with another config is replaced when the first answers are written.
 
     Raises:
         InputError: Another process evaluates into this journal.
     """
 
     def __init__(self, path: Path, config: Callable[[], Mapping[str, Any]]) -> None:
-        self.path, self.config = path, config
+        self.path, self.config = path, cache(config)
         self.answers: dict[str, dict[int, np.ndarray]] = {}  # by roles and number of the text
         self.pending: list[bytes] = []  # entries that the journal lacks
         self.earlier = 0.0  # seconds that earlier attempts took
@@ -250,7 +250,8 @@ class PartialEvaluation:
     def __enter__(self) -> PartialEvaluation:
         if self.path.exists():
             with self.disk_errors():
-                self.earlier = self.open().costs.get("seconds", 0.0)
+                if continues(self.path, self.config()):
+                    self.earlier = self.open().costs.get("seconds", 0.0)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -300,6 +301,8 @@ class PartialEvaluation:
                 stacklevel=2,
             )
             self.pause = math.inf
+            with suppress(OSError):  # to close the journal is to write what its buffer still holds
+                self.stack.close()
 
     def discard(self) -> None:
         """Delete the journal after the final results have been written."""
