@@ -516,11 +516,13 @@ class Filler(ABC):
         """Return the text of each slot, cut at stop strings."""
         tokens, regions = candidate.tokens, self.region_fills(self.gapped, candidate)
         fills = {slot: fill for region, texts in regions for slot, fill in zip(region.slots, texts, strict=True)}
+        others = [slot for slot, part in enumerate(self.slots) if slot not in fills and part.unknown is None]
+        spans = self.gapped.encoded(candidate.lengths).slots if others else ()
         for slot, part in enumerate(self.slots):
             if part.unknown is not None:
                 fills[slot] = ""
             elif slot not in fills:  # a blank or a text, which is asked
-                first, last = self.gapped.encoded(candidate.lengths).slots[slot]
+                first, last = spans[slot]
                 fills[slot] = "".join(pieces([t for t in tokens[first - 1 : last] if t is not None], self.tokenizer))
         return tuple(fills[slot] for slot in range(len(self.slots)))
 
