@@ -9,8 +9,9 @@ p(token | all others) takes one query per token, so clients ask for some positio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -34,6 +35,8 @@ from acgpt.serving.schemas import MOST_TOP, Count, Strict, examples, fields_of, 
 from acgpt.serving.service import USAGE, Budget, Service, naming
 
 MOST_SLOTS = 400  # maximum number of slots of a layout: the mask is quadratic
+
+Scored = tuple[list[int], dict[int, TopScore], Route | None]  # the tokens of a text, scores by position, the route
 
 
 # ---- schemas --------------------------------------------------------------------------------------------------------
@@ -132,7 +135,7 @@ def router(service: Service) -> APIRouter:
     async def surprise(body: SurpriseRequest, request: Request) -> Response:
         """Return the log-probability of the tokens of a text, and the tokens that were expected."""
 
-        def make() -> Search[Surprises]:
+        def make() -> Search[Scored]:
             service.check_characters(len(body.text))
             ids = encode_text(body.text, lm.tokenizer)
             if not ids:
@@ -146,11 +149,12 @@ def router(service: Service) -> APIRouter:
             Budget(service).spend(len(ids) * (len(positions) if body.future else 1))
             queries = surprise_queries(ids, positions, body.future)
             found = searches.router.routes(queries, body.future, body.adapter)
-            return surprise_search(ids, queries, found, body.top, lm.pieces)
+            return surprise_search(ids, queries, found, body.top)
 
-        (answer,) = await service.ask_all([naming("text")(make)], request)
-        USAGE.get([]).append(len(answer.tokens))
-        return JSONResponse(finite(asdict(answer)))
+        ((ids, scores, route),) = await service.ask_all([naming("text")(make)], request)
+        USAGE.get([]).append(len(scores))
+        reply = partial(surprise_reply, ids, scores, route, lm.pieces)  # of a long text it takes a second
+        return JSONResponse(await service.prepare(reply))
 
     @routes.post("/v1/layout", responses=replies(LayoutReply))
     async def layout(body: LayoutRequest) -> Response:
@@ -185,20 +189,26 @@ def surprise_queries(ids: Sequence[int], positions: Sequence[int], future: bool)
     return [Query(ids[: len(asked)], [not each for each in asked], asked)] if asked else []
 
 
-def surprise_search(
-    ids: list[int], queries: list[Query], routes: list[Route], top: int, pieces: Callable[[list[int]], list[str]]
-) -> Search[Surprises]:
-    """Score queries, with the most probable tokens if some are wanted; `pieces` returns the text of each token."""
+def surprise_search(ids: list[int], queries: list[Query], routes: list[Route], top: int) -> Search[Scored]:
+    """Score queries, with the most probable tokens if some are wanted; return the scores by position."""
     scores: list[TopScore] = []
     if queries and top:
         scores = [score for answer in (yield Top(queries, routes, top)) for score in answer]
     elif queries:
         scores = [TopScore(float(each), (), ()) for answer in (yield Scores(queries, routes)) for each in answer]
-    texts, names = pieces(ids), {token: pieces([token])[0] for token in {i for score in scores for i in score.ids}}
     positions = [position for query in queries for position in query.asked_positions]
+    return ids, dict(zip(positions, scores, strict=True)), routes[0] if routes else None
+
+
+def surprise_reply(
+    ids: list[int], scores: Mapping[int, TopScore], route: Route | None, pieces: Callable[[list[int]], list[str]]
+) -> Any:
+    """Return the content of a reply; `pieces` returns the text of each token."""
+    texts = pieces(ids)
+    names = {token: pieces([token])[0] for token in {i for score in scores.values() for i in score.ids}}
     tokens = []
-    for position, score in zip(positions, scores, strict=True):
+    for position, score in scores.items():
         expected = (Expected(names[i], i, log_prob) for i, log_prob in zip(score.ids, score.log_probs, strict=True))
         tokens.append(Surprise(texts[position - 1], ids[position - 1], position, score.log_prob, tuple(expected)))
-    future, adapter = (routes[0].future, routes[0].adapter) if routes else (False, None)
-    return Surprises(tuple(texts), tuple(tokens), future, adapter)
+    future, adapter = (route.future, route.adapter) if route else (False, None)
+    return finite(asdict(Surprises(tuple(texts), tuple(tokens), future, adapter)))
