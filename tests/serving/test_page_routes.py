@@ -107,7 +107,7 @@ def test_surprise_with_the_future_is_given_all_other_tokens(http, served_lm, top
 
 def test_expected_tokens_are_the_most_probable_ones(http, served_lm):
     ids = encode_text(TEXT, served_lm.tokenizer)
-    (token,) = post(http, "surprise", text=TEXT, future=True, positions=[2], top=20)["tokens"]
+    (token,) = post(http, "surprise", text=TEXT, future=True, positions=[2, 2], top=20)["tokens"]
     given = [True, False, *[True] * (len(ids) - 2)]
     every = [
         served_lm.log_prob(Query([ids[0], other, *ids[2:]], given), future=True).log_prob
