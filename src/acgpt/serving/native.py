@@ -131,7 +131,7 @@ def router(service: Service) -> APIRouter:
         """Send a fill as it is made."""
         if not isinstance(template := body.model_dump()["template"], str):
             raise InvalidField("template", "a stream takes one template, not a list.")
-        for name in body.model_fields_set - STREAMED - {"stream"}:
+        for name in sorted(body.model_fields_set - STREAMED - {"stream"}):
             if (name, getattr(body, name)) != ("n", 1):
                 raise InvalidField(name, f"{name} cannot be used with `stream`: leave it out.")
         ask = asked(service, StreamAsk, body)
