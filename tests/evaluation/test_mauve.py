@@ -207,11 +207,11 @@ def test_a_command_that_was_stopped_goes_on_and_its_index_comes_last(
         write_generations(folder, corpus, mode)
     computed: list[str] = []
 
-    def counted(self: Scoring, each: Generations) -> dict[str, Any]:
+    def counted(self: Scoring, each: Generations, *unfinished: Any) -> dict[str, Any]:
         computed.append(each.name)
         if len(computed) == stop:
             raise KeyboardInterrupt
-        return real(self, each)
+        return real(self, each, *unfinished)
 
     monkeypatch.setattr(Scoring, "result", counted)
 

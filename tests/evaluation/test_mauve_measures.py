@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from acgpt.evaluation import text_metrics as companions
 from acgpt.evaluation.features import Featurizer
 from acgpt.evaluation.generations import Generation, Generations, runs
 from acgpt.evaluation.judge import Judge
+from acgpt.evaluation.perplexity import PartialEvaluation
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.metadata import Metadata, tokenizer_hash
 from acgpt.query.query import Query
@@ -248,6 +250,40 @@ def test_what_a_causal_judge_has_no_positions_for_is_counted():
     samples = [sample([5] * 70), sample([6] * 20), sample([7] * 65)]
     result = Judge("judge", lm).scores(samples, tokenizer_hash(lm.tokenizer))
     assert lm.positions == 64 and (result["tokens"], result["cut"]) == (63 + 20 + 63, 7 + 2)
+
+
+@pytest.mark.parametrize(("what", "left"), [("features", 2), ("judge", 1)])
+def test_scoring_that_is_stopped_goes_on_behind_the_last_texts_that_were_kept(what, left, tmp_path, monkeypatch):
+    lm = LanguageModel(tiny_model("llama", vocabulary=340), tiny_tokenizer(**SPECIAL), metadata=Metadata("gpt"))
+    if what == "features":
+        monkeypatch.setenv("ACGPT_CACHE", str(tmp_path))
+        monkeypatch.setattr("acgpt.evaluation.features.STORED", 2)
+        reader = Featurizer("x", lm.model, lm.tokenizer)
+        texts = ["The cat", "A dog sat on the mat", "of", "Paris is the capital of France", "a bird saw"]
+
+        def score(progress=lambda done, all: None):
+            return reader.features(texts, progress).tolist()
+    else:
+        monkeypatch.setattr("acgpt.evaluation.judge.BATCH", 2)
+        judge, samples = Judge("judge", lm), [sample([5 + i, 9, 30 + i]) for i in range(5)]
+
+        def score(progress=lambda done, all: None):
+            with PartialEvaluation(tmp_path / "x.part", lambda: {"a": 1}) as unfinished:
+                unfinished.pause = 0.0
+                return judge.scores(samples, tokenizer_hash(lm.tokenizer), progress, unfinished)["log_prob"]
+
+    def stop(done: int, total: int) -> None:
+        if done >= 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        score(stop)
+    passes: list[int] = []
+    with lm.model.base_model.register_forward_pre_hook(lambda *_: passes.append(1)):
+        resumed = score()
+        assert len(passes) == left
+        shutil.rmtree(tmp_path)
+        assert resumed == score() and len(passes) == left + 3
 
 
 # ---- the score ------------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def resume_hint(output: str | Path | None) -> str:
     """Return how to resume a stopped evaluation."""
     if output is None:
         return "Nothing was saved: with -o FILE an evaluation can be resumed."
-    from acgpt.evaluation.evaluate import partial_path
+    from acgpt.evaluation.perplexity import partial_path
 
     if partial_path(Path(output)).is_file():
         return f"The same command resumes from {partial_path(Path(output))}."

@@ -20,7 +20,7 @@ from acgpt.errors import InputError
 from acgpt.evaluation import perplexity
 from acgpt.evaluation.options import EvaluationOptions
 from acgpt.evaluation.per_text import write_per_text
-from acgpt.evaluation.perplexity import Evaluation, PartialEvaluation
+from acgpt.evaluation.perplexity import Evaluation, PartialEvaluation, partial_path
 from acgpt.evaluation.setup import Setup, Source, compile_errors
 from acgpt.models.metadata import full_weights_hash
 from acgpt.query.modes import modes_named
@@ -107,11 +107,6 @@ def evaluate(
     if unfinished is not None:
         unfinished.discard()
     return result
-
-
-def partial_path(output: Path) -> Path:
-    """Return the path of the partial results of an evaluation."""
-    return output.with_name(f"{output.name}.part")
 
 
 def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path | None, records: Path | None) -> None:

@@ -1,8 +1,8 @@
 """Features of texts for MAUVE: the last layer's hidden state at the last token of each text.
 
-Features are computed once and stored in the folder `$ACGPT_CACHE/features`, under a hash of the texts, the model's
-weights, its tokenizer, the number of tokens that are read and the precision of matrix products. They are always
-computed in float32, on a GPU with TF32 products.
+Features are computed once and stored in the folder `$ACGPT_CACHE/features`, in files of `STORED` texts each, under a
+hash of the texts, the model's weights, its tokenizer, the number of tokens that are read and the precision of matrix
+products. They are always computed in float32, on a GPU with TF32 products.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from acgpt.models.metadata import tokenizer_hash, weights_hash
 
 VERSION = 2  # of the computation; part of the hash
 LENGTH = 2048  # maximum number of tokens read per text: a text of 1,024 tokens fits under any tokenizer
+STORED = 128  # texts whose features are stored together: a kill loses no more
 PRODUCTS = {"cpu": "fp32", "cuda": "tf32"}
 BUDGET = {"cpu": 2**12, "cuda": 2**16}  # maximum number of tokens per forward pass, with padding
 
@@ -101,12 +102,24 @@ class Featurizer:
             texts: The texts; none is empty.
             progress: Called with the number of processed texts and the total.
         """
+        features = np.zeros((len(texts), self.network.config.get_text_config().hidden_size), np.float32)
+        # Long texts first, so that a lack of memory shows at once.
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        progress(0, len(texts))
+        for start in range(0, len(order), STORED):
+            group = order[start : start + STORED]
+            report = partial(lambda start, done, _: progress(start + done, len(texts)), start)
+            features[group] = self.stored([texts[i] for i in group], report)
+        return features
+
+    def stored(self, texts: Sequence[str], progress: Callable[[int, int], object]) -> np.ndarray:
+        """Return the features of a file of stored ones, which is written if it is missing or damaged."""
         key = json.dumps([self.hash, self.products, self.length(), list(texts)])
         folder = cache_folder() / "features"
         path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
         try:
             features: np.ndarray = load_file(path)["features"]
-        except (OSError, SafetensorError, KeyError):  # missing or damaged
+        except (OSError, SafetensorError, KeyError):
             features = self.compute(texts, progress)
             try:
                 write_atomically(path, save({"features": features}))
@@ -117,7 +130,7 @@ class Featurizer:
         return features
 
     def compute(self, texts: Sequence[str], progress: Callable[[int, int], object]) -> np.ndarray:
-        """Compute features. Long texts come first, so that a lack of memory shows at once."""
+        """Compute features, of long texts first."""
         length = self.length()
         encoded = [self.tokenizer(text, truncation=True, max_length=length)["input_ids"] for text in texts]
         order = sorted(range(len(texts)), key=lambda i: -len(encoded[i]))
@@ -125,7 +138,6 @@ class Featurizer:
         budget = BUDGET.get(device.type, BUDGET["cpu"])
         features = np.zeros((len(texts), config.hidden_size), np.float32)
         done = 0
-        progress(done, len(texts))
         while done < len(order):
             group = order[done : done + max(1, budget // max(1, len(encoded[order[done]])))]
             features[group] = self.last_states([encoded[i] for i in group], device)

@@ -15,9 +15,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from acgpt.errors import InputError, ModelError
 from acgpt.evaluation.generations import Generation
+from acgpt.evaluation.perplexity import PartialEvaluation
 from acgpt.evaluation.text_metrics import perplexity
+from acgpt.methods import METHODS
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.loading import is_default, load
 from acgpt.models.metadata import tokenizer_hash, weights_hash
@@ -81,7 +85,12 @@ class Judge:
             )
 
     def scores(
-        self, samples: Sequence[Generation], tokenizer: str, progress: Progress = lambda done, all: None
+        self,
+        samples: Sequence[Generation],
+        tokenizer: str,
+        progress: Progress = lambda done, all: None,
+        unfinished: PartialEvaluation | None = None,
+        side: str = "generated",
     ) -> dict[str, Any]:
         """Score samples that `check` accepts.
 
@@ -89,6 +98,8 @@ class Judge:
             samples: The samples.
             tokenizer: Hash of their tokenizer. If it is another one, a causal judge tokenises the texts again.
             progress: Called with the number of judged samples and the total.
+            unfinished: Partial results to resume from and to write to.
+            side: What the samples are called in there.
 
         Returns:
             measures ("fills given the rest" or "whole text"), perplexity (per token), log_prob (total, in nats),
@@ -112,12 +123,20 @@ class Judge:
             cut = sum(max(0, len(text) - room) for text in texts)
             queries = [Query(text[:room], [False] * len(text[:room])) for text in texts if text]
         log_probs: list[float] = []
-        bound = False
+        known = {} if unfinished is None else unfinished.answers.get(side, {})
         progress(0, len(queries))
         for start in range(0, len(queries), BATCH):
-            scores = lm.log_prob(queries[start : start + BATCH], future=lm.reads_future)
-            log_probs += [token.log_prob for score in scores for token in score.tokens]
-            bound = bound or any(score.bound for score in scores)
+            batch = dict(enumerate(queries[start : start + BATCH], start))
+            if not known.keys() >= batch.keys():
+                scores = lm.log_prob(list(batch.values()), future=lm.reads_future)
+                new = {
+                    i: np.array([token.log_prob for token in score.tokens])
+                    for i, score in zip(batch, scores, strict=True)
+                }
+                known |= new
+                if unfinished is not None:
+                    unfinished.add(side, new)
+            log_probs += [float(value) for i in batch for value in known[i]]
             progress(min(start + BATCH, len(queries)), len(queries))
         return {
             "measures": "fills given the rest" if lm.reads_future else "whole text",
@@ -125,5 +144,5 @@ class Judge:
             "log_prob": math.fsum(log_probs),
             "tokens": len(log_probs),
             "cut": cut,
-            "bound": bound,
+            "bound": lm.metadata is not None and METHODS[lm.metadata.method].bound,
         }

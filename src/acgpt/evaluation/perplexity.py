@@ -222,6 +222,11 @@ class Evaluation:
         return columns
 
 
+def partial_path(output: Path) -> Path:
+    """Return the path of the partial results of an evaluation."""
+    return output.with_name(f"{output.name}.part")
+
+
 class PartialEvaluation:
     """The answers of an evaluation in a journal, from which it resumes after an interruption.
 

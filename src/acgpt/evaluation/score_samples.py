@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from acgpt.evaluation.generations import Generation, Generations, find_generatio
 from acgpt.evaluation.judge import Judge, Progress
 from acgpt.evaluation.mauve import FEW, MIN_TEXTS, PAPER, check_counts, package, scores
 from acgpt.evaluation.options import ScoringOptions, check_compatible
+from acgpt.evaluation.perplexity import PartialEvaluation, partial_path
 from acgpt.evaluation.reference import (
     COUNT,
     Reference,
@@ -93,15 +93,17 @@ def score_samples(
     scoring = Scoring(files, reference, options, progress)
     results: dict[Path, dict[str, Any]] = {}
     for file in scoring.files:
-        start = time.perf_counter()
         plan = scoring.plan(file)
         path = result_path(file, key_of(plan), output)
         result = existing_result(path, plan) if options.resume else None
         if result is None:
-            result = plan | scoring.result(file)
-            seconds = round(time.perf_counter() - start, 3)
-            result |= {"versions": versions(), "hardware": scoring.hardware, "seconds": seconds, **date_and_command()}
+            about = {"versions": versions(), "hardware": scoring.hardware}
+            config = plan | about
+            with PartialEvaluation(partial_path(path), config.copy) as unfinished:
+                result = plan | scoring.result(file, unfinished)
+            result |= about | {"seconds": round(unfinished.seconds, 3), **date_and_command()}
             write(path, result)
+            unfinished.discard()
         results[path] = result
         done(path, result)
     if index is not None:
@@ -307,14 +309,21 @@ class Scoring:
         with self.progress(f"{file.name}, features of the {side} texts") as progress:
             return self.featurizer.features(texts, progress)
 
-    def judged(self, file: Generations, side: str, samples: Sequence[Generation]) -> dict[str, Any]:
+    def judged(
+        self, file: Generations, side: str, samples: Sequence[Generation], unfinished: PartialEvaluation
+    ) -> dict[str, Any]:
         """Return the judge's scores of one side, with a progress bar; see `features`."""
         assert self.judge is not None
         with self.progress(f"{file.name}, {side} texts judged") as progress:
-            return self.judge.scores(samples, file.record["tokenizer_hash"], progress)
+            return self.judge.scores(samples, file.record["tokenizer_hash"], progress, unfinished, side)
 
-    def result(self, file: Generations) -> dict[str, Any]:
-        """Return the entries that `plan` lacks: MAUVE, the other metrics, the judge's scores, and notes."""
+    def result(self, file: Generations, unfinished: PartialEvaluation) -> dict[str, Any]:
+        """Return the entries that `plan` lacks: MAUVE, the other metrics, the judge's scores, and notes.
+
+        Args:
+            file: The generations.
+            unfinished: The judge's scores so far.
+        """
         comparison, method = self.comparison(file), METHODS.get(file.record["method"])
         samples, original = comparison.samples, comparison.original
         texts, reference = comparison.texts, comparison.reference
@@ -341,8 +350,8 @@ class Scoring:
         if self.judge is not None:
             original_scores = None
             if original is not None and self.judge.same_tokens(file.record["tokenizer_hash"]):
-                original_scores = self.judged(file, "original", original)
-            judged = self.judged(file, "generated", samples)
+                original_scores = self.judged(file, "original", original, unfinished)
+            judged = self.judged(file, "generated", samples, unfinished)
             results["judge"] = {
                 "model": self.judge.name,
                 "hash": self.judge.hash,
