@@ -100,7 +100,7 @@ def test_words_are_blanked_and_filled_and_a_fill_is_accepted_undone_and_redone(p
 def test_the_word_at_the_caret_is_blanked_without_a_selection(page):
     write(page, "The cat sat.")
     select(page, 5, 5)
-    page.locator("#blank").click()
+    page.locator("#gap").click()
     assert text_of(page) == "The {{_}} sat."
 
 
@@ -114,6 +114,16 @@ def test_accepting_a_fill_keeps_slots_that_are_not_filled(page):
     assert [part.text if isinstance(part, Given) else text_of(page)[part.at :][:6] for part in parts] == [
         "C:\\", "{{?2}}", f" the {first} and {second} on ", "{{?3}}", " {{ mat."
     ]  # fmt: skip
+
+
+def test_the_longest_gap_stands_above_the_results_and_bounds_them(page):
+    limit, asked = page.get_by_label("Longest gap"), []
+    page.on("request", lambda r: asked.append(r.post_data_json) if r.url.endswith("/v1/fill") else None)
+    run(page, "The {{_}} sat on the mat.")
+    limit.fill("2")
+    run(page)
+    assert limit.bounding_box()["y"] < page.locator("#verdict").bounding_box()["y"]
+    assert {body["max_tokens"] for body in asked if "max_tokens" in body} == {8, 2}
 
 
 def test_fills_stream_in(page, address):
@@ -671,6 +681,22 @@ def test_errors_are_shown_in_words_and_nothing_is_lost(page):
     expect(page.locator("#notice")).to_be_hidden()
 
 
+def test_an_error_takes_the_results_of_another_text_away(page):
+    run(page, "The {{_1}} mat.")
+    columns = page.locator("#fill .columns")
+    expect(columns).to_be_visible()
+    run(page, "No gap here.")
+    expect(page.locator("#notice")).to_be_visible()
+    for gone in (columns, page.locator("#verdict")):
+        expect(gone).to_be_hidden()
+    write(page, "The {{_1}} mat.")  # the text that they are of
+    expect(columns).to_be_visible()
+    run(page, "{{")
+    expect(columns).to_be_hidden()
+    page.locator("#tab-rank").click()  # where nothing has failed
+    expect(page.locator("#notice")).to_be_hidden()
+
+
 def test_a_slow_server_shows_progress_can_be_stopped_and_answers_in_the_end(page, address):
     address.delay = 2.5
     start(page, "The {{_1}} mat.")
@@ -919,7 +945,7 @@ def test_shortcuts_are_the_letters_on_the_keys(page, keyboard):
     press = """(field, [key, code, shiftKey]) => field.dispatchEvent(new KeyboardEvent("keydown",
         {key: shiftKey ? key.toUpperCase() : key, code, shiftKey, ctrlKey: true, bubbles: true, cancelable: true}))"""
     write(page, "one")
-    page.locator("#blank").click()
+    page.locator("#gap").click()
     undo, redo = (KEYBOARDS[keyboard][name] for name in ("undo", "redo"))
     for key, shift, text in [(undo, False, "one"), (redo, False, "{{_}}"), (undo, False, "one"), (undo, True, "{{_}}")]:
         page.locator("#text").evaluate(press, [*key, shift])

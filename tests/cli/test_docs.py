@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import functools
 import importlib
@@ -136,6 +137,19 @@ def test_what_the_pages_import_is_there():
     assert len(lines) > 5
     for line in lines:
         exec(line, {})
+
+
+@pytest.mark.slow
+def test_each_example_of_the_web_page_is_filled_with_the_words_meant(loaded):
+    """With the page's limit the best fill is the first of the words that the page ranks there."""
+    folder = ROOT / "src/acgpt/serving/page"
+    literal = re.search(r"EXAMPLES = (\{.*?^\});", (folder / "examples.js").read_text("utf-8"), re.S | re.M)[1]
+    examples = ast.literal_eval(re.sub(r"^  (\w+):", r"'\1':", literal, flags=re.M)).values()
+    limit = int(re.search(r'id="longest".* value="(\d+)"', (folder / "index.html").read_text("utf-8"))[1])
+    templates = [f"{acgpt.escape(before)}{{{{_}}}}{acgpt.escape(after)}" for before, _, after in examples]
+    found = loaded().fill(templates, n=1, max_tokens=limit, future=True)
+    assert [best.fills for (best,) in found] == [(words[0],) for _, words, _ in examples]
+    assert len(templates) == 5
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ export function replaceSelection(slot) {
   set(before + slot + after, before.length + slot.length);
 }
 
-export const blank = () => replaceSelection("{{_}}");
+export const makeGap = () => replaceSelection("{{_}}");
 export const undo = () => move(-1);
 export const redo = () => move(1);
 

@@ -24,7 +24,7 @@ const longest = $("longest");
 export const inputs = { longest };
 export const label = "Fill";
 export const ready = (parts) => slots(parts).some(isGap);
-export const missing = "There is no gap to fill: select words and blank them, or type {{_}}.";
+export const missing = "There is no gap to fill: select words and make them a gap, or type {{_}}.";
 
 let columns = {}; // of the last run
 let filled = {}; // the last text that was filled, and its template with the lengths of the best fill
@@ -74,7 +74,7 @@ export function question({ parts }) {
 function searched(parts) {
   const gapped = parts.map((part) => (part.kind === "blank" ? ofLength(part, part.tokens) : part));
   const bounds = parts.filter(isGap).map((part) => Number(part.most ?? part.least ?? part.tokens));
-  return { template: write(gapped), max_tokens: Math.max(1, Number(longest.value) || 4, ...bounds) };
+  return { template: write(gapped), max_tokens: Math.max(1, Number(longest.value) || Number(longest.defaultValue), ...bounds) };
 }
 
 /** The request for a list of fills. */

@@ -21,7 +21,7 @@ const EXPLANATION =
 export const label = "Draw";
 export const ready = (parts) => slots(parts).length > 0;
 export const alone = ready;
-export const missing = "Nothing is asked yet: select words and blank them, or put {{ and }} around them.";
+export const missing = "Nothing is asked yet: select words and put {{ and }} around them, or make them a gap.";
 
 /** What is drawn with the future: the query that the template stands for. */
 export function question({ parts }) {

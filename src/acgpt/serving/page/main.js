@@ -130,7 +130,10 @@ function restoreControls({ compare, inputs }) {
 // ---- the controls ---------------------------------------------------------------------------------------------------
 
 function open(name) {
-  if (name !== view) stop();
+  if (name !== view) {
+    stop();
+    hideNotice(); // it is about the other view
+  }
   view = name;
   for (const other of Object.keys(VIEWS)) {
     $(other).hidden = other !== name;
@@ -198,7 +201,7 @@ function setTheme(theme) {
 }
 
 const BUTTONS = {
-  blank: () => (editor.blank(), editor.focus()),
+  gap: () => (editor.makeGap(), editor.focus()),
   undo: editor.undo,
   redo: editor.redo,
   compare: toggleCompare,
@@ -215,7 +218,7 @@ const BUTTONS = {
 
 // ---- the keyboard ---------------------------------------------------------------------------------------------------
 
-const CTRL = { Enter: () => run(), KeyB: editor.blank, KeyZ: editor.undo, KeyY: editor.redo };
+const CTRL = { Enter: () => run(), KeyB: editor.makeGap, KeyZ: editor.undo, KeyY: editor.redo };
 const MOD = {
   KeyF: () => open("fill"),
   KeyS: () => open("surprise"),

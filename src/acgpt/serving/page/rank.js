@@ -28,7 +28,7 @@ export async function suggest({ signal }) {
   const words = editor.selection().trim();
   if (!words) throw new Error("Select a word in the text first.");
   const { before, after } = editor.around();
-  const body = { template: `${before}{{_}}${after}`, n: 5, max_tokens: 4, future: true };
+  const body = { template: `${before}{{_}}${after}`, n: 5, max_tokens: 8, future: true };
   const [fills] = (await post("v1/fill", body, signal)).results;
   const slot = slots(parse(before)).length; // its number
   const suggested = fills.map((fill) => fill.fills[slot].trim()).filter((text) => text && text !== words);
