@@ -36,10 +36,10 @@ def show(
 
     Keys of --json:
       template, future, adapter (that would be used, if any),
-      copies (number of copies, which are the first slots),
-      and per slot, as lists: tokens, ids (null for a blank), positions,
+      copies (number of copies, which are the first input slots),
+      and per input slot, as lists: tokens, ids (null for a blank), positions,
       roles (copy, BOS, given, asked, unknown),
-      predicts (null, or position, id, text), mask (0 and 1: which slots it reads)
+      predicts (null, or position, id, text), mask (0 and 1: what it reads)
     """
     parse(template)
     if output is not None:

@@ -172,7 +172,7 @@ def print_samples(page: Page, lm: Tokenizing, template: str, samples: Sequence[S
 
 
 def marked_tokens(page: Page, lm: Tokenizing, sample: Sample) -> Text:
-    """Return the text of a sample with sampled tokens highlighted; unknown tokens are shown as blanks."""
+    """Return the text of a sample with sampled tokens highlighted; unknown tokens are shown as □."""
     known = iter(lm.pieces([token for token in sample.query.tokens if token is not None]))
     texts = [BLANK if token is None else next(known) for token in sample.query.tokens]
     return marked(texts, dict.fromkeys(sample.query.asked_positions, ("bold magenta", "")), page.plain)

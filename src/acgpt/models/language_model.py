@@ -281,10 +281,10 @@ class LanguageModel:
     def sample(self, ask: SampleAsk) -> list[Sample]:
         """Sample the asked tokens from p(asked | given), with a key-value cache where the method has one.
 
-        Gaps of unknown length, `{{_}}`, are sampled from p(fill | context), too: `candidates` fills of all lengths are
-        drawn, and n of them are chosen at random with weights that make up for how they were drawn. With several gaps,
-        the lengths are those that `fill` finds, and the texts are drawn given these. A model that predicts lengths, as
-        the embedded default, draws them, each given those before it, then the texts. For the best fills use `fill`.
+        Gaps, `{{_}}`, are sampled from p(fill | context), too: `candidates` fills of all lengths are drawn, and n of
+        them are chosen at random with weights that make up for how they were drawn. With several gaps, the lengths are
+        those that `fill` finds, and the texts are drawn given these. A model that predicts lengths, as the embedded
+        default, draws them, each given those before it, then the texts. For the best fills use `fill`.
 
         Args:
             **keywords: The fields of `SampleAsk`.

@@ -103,7 +103,7 @@ class Surprises:
 
 
 class PredictedFields(BaseModel):
-    """The token that a slot predicts."""
+    """The token that an input slot predicts."""
 
     position: int
     id: int | None
@@ -111,17 +111,17 @@ class PredictedFields(BaseModel):
 
 
 class LayoutReply(BaseModel):
-    """The slots of the model's input, one entry of each list per slot."""
+    """What the model reads, one entry of each list per input slot."""
 
     future: bool
     adapter: str | None
-    copies: int = Field(description="Number of copies, which are the first slots.")
+    copies: int = Field(description="Number of copies, which are the first input slots.")
     tokens: list[str]
     ids: list[int | None] = Field(description="Token ids; null for a blank.")
     positions: list[int]
     roles: list[str] = Field(description='"copy", "BOS", "given", "asked" or "unknown".')
     predicts: list[PredictedFields | None]
-    mask: list[str] = Field(description="A string of 0 and 1 per slot: which slots it reads.")
+    mask: list[str] = Field(description="A string of 0 and 1 per input slot: which ones it reads.")
 
 
 # ---- routes ---------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/v1/layout", responses=replies(LayoutReply))
     async def layout(body: LayoutRequest) -> Response:
-        """Return the slots of the model's input, and which slots each of them reads."""
+        """Return the input slots of the model, and which ones each of them reads."""
 
         def make() -> dict[str, Any]:
             service.check_characters(len(body.template))
