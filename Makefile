@@ -85,9 +85,10 @@ bench-help: ## list the benchmarks and what each one measures
 			doc and print(f"  $(BIN)/python {sys.argv[1]} --help\n      {doc.splitlines()[0]}")' "$$file"; \
 	done
 
-docs: $(DOCS_STAMP) ## build the documentation site into site/, warnings as errors, and check that it loads nothing from elsewhere
+docs: $(DOCS_STAMP) ## build the documentation site into site/, warnings as errors, check that it loads nothing from elsewhere, and say how to open it
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean --quiet
 	@$(BIN)/python docs/check_site.py site
+	@echo "To read it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000, then open http://127.0.0.1:8000"
 
 clean: ## remove .venv, caches and builds
 	@rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
