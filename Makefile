@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.installed-docs
 FUZZ_STAMP := $(VENV)/.installed-fuzz

@@ -7,9 +7,12 @@ import doctest
 import functools
 import importlib
 import json
+import os
 import re
 import runpy
 import shutil
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -235,3 +238,27 @@ def test_what_a_site_loads_from_another_host_is_noticed(name, content, loads, tm
     (tmp_path / name).write_text(content, encoding="utf-8")
     check = program("check_site.py", tmp_path, folder=Path(ROOT / "docs"))
     assert check.returncode == int(loads), check.stderr
+
+
+# ---- what runs by itself --------------------------------------------------------------------------------------------
+
+
+def test_the_hosted_checks_cover_each_supported_python_and_call_targets_that_exist():
+    check, release = (
+        yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text("utf-8")) for name in ("check", "release")
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    supported = re.findall(r":: (3\.\d+)", "\n".join(project["classifiers"]))
+    matrix = check["jobs"]["check"]["strategy"]["matrix"]
+    assert matrix["python"] == supported and [name.partition("-")[0] for name in matrix["os"]] == [
+        "ubuntu", "macos", "windows",
+    ]  # fmt: skip
+    runs = [step.get("run", "") for job in (check, release) for each in job["jobs"].values() for step in each["steps"]]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))["repos"][0]["hooks"]
+    called = re.findall(r"^make (?:\w+=\S+ )*(\S+)$", "\n".join([*runs, hooks[0]["entry"]]), re.M)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M)
+    assert {"check", "test", "quick"} == set(called) <= set(targets) and called.count("check") == 3
+    (shell,) = (run for run in runs if "GITHUB_REF_NAME" in run)
+    tags = (f"v{acgpt.__version__}", "v99.0", "")
+    tried = [subprocess.run(["sh", "-c", shell], cwd=ROOT, env=os.environ | {"GITHUB_REF_NAME": tag}) for tag in tags]
+    assert [done.returncode for done in tried] == [0, 1, 1]
