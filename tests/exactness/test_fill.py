@@ -519,7 +519,7 @@ def test_a_greedy_stream_is_the_likeliest_fill_of_its_length(lm):
 @pytest.mark.parametrize("seed", range(examples(4)))
 def test_a_stream_does_not_show_what_a_stop_string_cuts_off(lm, seed):
     *_, free = lm.stream("a x{{_4-6}}y b", temperature=1, seed=seed)
-    stop = free.fill.fills[0][1:4]
+    stop = free.fill.fills[0][1:4] or free.fill.fills[0]
     *pieces, last = lm.stream("a x{{_4-6}}y b", temperature=1, seed=seed, stop=stop)
     assert "".join(piece.text for piece in pieces) == last.fill.fills[0] == free.fill.fills[0].partition(stop)[0]
 

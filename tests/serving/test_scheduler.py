@@ -80,6 +80,7 @@ def check(kind, one, other):
 
 def test_many_mixed_searches_at_a_time_get_what_each_gets_alone(lm, scheduler):
     questions = [mixed(number) for number in range(examples(100))]
+    scheduler.most_waiting = len(questions)
     with ThreadPoolExecutor(16) as pool:  # they arrive from many threads, while others are answered
         jobs = list(pool.map(lambda question: scheduler.submit(search_of(lm, *question)), questions))
     together = [job.future.result(120) for job in jobs]
