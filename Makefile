@@ -15,6 +15,10 @@ NUMERIC := $(addprefix tests/,exactness/test_stream.py exactness/test_one_draw.p
 # The folders of the tests, those with the longest files first: with these last, one process would wait for the other.
 LONG := $(addprefix tests/,training recovery cli evaluation)
 TIERS := $(LONG) $(filter-out $(LONG) tests/support %__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+# Threads that wait for work spin only briefly, or processes beside each other would stop each other: pytest loads torch
+# before acgpt, which sets the same.
+export GOMP_SPINCOUNT ?= 2000
+export KMP_BLOCKTIME ?= 0
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
@@ -52,8 +56,8 @@ browser-test: $(BROWSER_STAMP) ## the page of the server, in a headless Chromium
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser tests/browser
 
 rounding-test: $(STAMP) ## numeric tests again, rounded as on another CPU
-	@ACGPT_TEST_ROUNDING=1 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 GOMP_SPINCOUNT=2000 $(BIN)/python -m pytest -n $(JOBS) \
-		--dist loadfile -m 'not gpu and not soak and not serverfuzz and not slow' $(NUMERIC)
+	@ACGPT_TEST_ROUNDING=1 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+		-m 'not gpu and not soak and not serverfuzz and not slow' $(NUMERIC)
 
 check: lint types imports ## lint, types and the order of imports
 

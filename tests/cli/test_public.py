@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,3 +124,38 @@ def test_an_error_about_the_seed_of_a_set_names_the_option_that_it_is(model, cor
     words = ["generate", model, "--dataset", made, "--set-seed", 1, "-o", tmp_path / "samples", "--device", "cpu"]
     done = CliRunner().invoke(app, list(map(str, words)))
     assert done.exit_code == 2 and "has seed 0, not 1: omit --set-seed, or" in " ".join(done.stderr.split())
+
+
+# ---- threads of OpenMP -----------------------------------------------------------------------------------------------
+
+SPINNING = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY")
+
+
+def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in an environment in which only these variables say how threads wait."""
+    kept = {name: value for name, value in os.environ.items() if name not in SPINNING}
+    env = kept | {"PYTHONPATH": str(Path(acgpt.__file__).parents[1])} | env
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+
+
+@pytest.mark.parametrize(
+    ("env", "before", "after"),
+    [
+        ({}, "", {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}),
+        ({"GOMP_SPINCOUNT": "7"}, "", {"GOMP_SPINCOUNT": "7", "KMP_BLOCKTIME": "0"}),
+        ({"KMP_BLOCKTIME": "7"}, "", {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "7"}),
+        ({"OMP_WAIT_POLICY": "active"}, "", {"OMP_WAIT_POLICY": "active"}),
+        ({}, "import sys; sys.modules['torch'] = object()", {}),
+    ],
+    ids=["nothing is set", "GNU's is set", "Intel's is set", "a policy is set", "torch is loaded"],
+)
+def test_importing_acgpt_limits_how_long_threads_spin_unless_that_is_decided(env, before, after):
+    report = "import json, os; print(json.dumps(dict(os.environ)))"
+    found = json.loads(python(f"{before}\nimport acgpt\n{report}", **env).stdout)
+    assert {name: found[name] for name in SPINNING if name in found} == after
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch has another runtime")
+def test_the_runtime_of_openmp_reads_the_limit():
+    shown = python("import acgpt; import torch", OMP_DISPLAY_ENV="verbose").stderr  # it prints its settings when loaded
+    assert "GOMP_SPINCOUNT = '2000'" in shown
