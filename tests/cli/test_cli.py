@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import warnings
+from pathlib import Path
 from threading import Timer
 
 import pytest
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 import acgpt
 from acgpt.cli.main import app, tidy
-from acgpt.cli.templates import BATCH, SCORE, json_fields, questions
+from acgpt.cli.templates import BATCH, LARGEST, SCORE, json_fields, questions
 from acgpt.cli.ui import emit
 from acgpt.common.memory import gc_paused
 from acgpt.display.show import Page, print_score
@@ -189,6 +190,50 @@ def test_lines_before_one_that_is_not_utf8_are_answered(cli, tmp_path):
     assert len(objects(result)) == 1 and "latin.txt, line 2: byte 6 is not UTF-8" in result.stderr
 
 
+@pytest.mark.parametrize("from_stdin", [False, True])
+@pytest.mark.parametrize(
+    ("command", "slot"), [("score", "cat"), ("rank", "cat|dog"), ("infill", "_2"), ("infill", "_"), ("show", "cat")]
+)
+def test_a_document_is_one_template(cli, tmp_path, command, slot, from_stdin):
+    template = f"The mat.\n\n The {{{{{slot}}}}} sat on\tthe mat; \nthe dog did not. "
+    content = b"\xef\xbb\xbf" + (template + "\n").replace("\n", "\r\n").encode()  # as Windows saves it
+    (tmp_path / "document.txt").write_bytes(content)
+    options = ["--json"] + ["--seed", "1", "--max-tokens", "2"] * (command == "infill")
+    source, stdin = ("-", content.decode()) if from_stdin else (str(tmp_path / "document.txt"), None)
+    answers = objects(cli(command, "--document", source, *options, stdin=stdin))
+    assert answers == objects(cli(command, template, *options)) and answers[0]["template"] == template
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", " is empty: write a text"),
+        (b"\r\n \n", " is empty: write a text"),
+        (b"The mat.\nThe caf\xe9 {{sat}}.", ": byte 17 is not UTF-8"),
+        ("The {{cat}} sat.".encode("utf-16-le"), " has null characters"),
+        (b"cat " * (LARGEST // 4) + b" ", f" has more than {LARGEST // 2**20} MB"),
+        (b"The cat.\nThe mat.", ": nothing is asked"),
+        (b"The cat.\n\nThe {{mat", ", line 3: this slot is never closed"),
+        (b"cat\n" * 80 + b"{{sat}}", ": the text has 242 tokens"),
+    ],
+    ids=["empty", "blank", "latin", "null", "large", "no slot", "open slot", "long"],
+)
+def test_a_document_that_cannot_be_asked_is_named_with_the_reason(cli, tmp_path, content, problem):
+    (tmp_path / "document.txt").write_bytes(content)
+    result = cli("score", "--document", str(tmp_path / "document.txt"), code=2)
+    assert f"error: {tmp_path / 'document.txt'}{problem}" in result.stderr and result.stdout == ""
+
+
+def test_who_gives_a_document_as_a_template_or_by_lines_is_told_the_option(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("document.txt").write_text("A title\n\nThe {{cat}} sat.\n")
+    mistakes = [["document.txt"], ["--file", "document.txt"], ["-"]]
+    for words in mistakes:
+        told = cli("score", *words, code=2, stdin=Path("document.txt").read_text()).stderr
+        assert "nothing is asked" in told and "--document PATH reads the whole file as one template" in told
+    assert "--document" not in cli("score", "A title", code=2).stderr
+
+
 def test_a_warning_is_one_line_on_stderr_once(cli):
     result = cli("score", "-", "--json", model="plain", stdin="{{The}} cat\n" * 3)
     assert len(objects(result)) == 3
@@ -329,4 +374,6 @@ def test_a_closed_pipe_ends_the_run_without_a_word(models, tmp_path, options):
 def test_a_closed_standard_input_is_a_mistake_with_a_remedy(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(acgpt.InputError, match="closed"):
-        questions("-", None, print)
+        questions("-", None, None, print)
+    with pytest.raises(acgpt.InputError, match="closed"):
+        questions(None, None, Path("-"), print)

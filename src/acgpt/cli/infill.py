@@ -19,7 +19,7 @@ from acgpt.cli.templates import (
     questions,
     settings,
 )
-from acgpt.cli.ui import Bars, FileOption, JsonOption, TemplateArgument, emit, with_options
+from acgpt.cli.ui import Bars, DocumentOption, FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.errors import InputError
 from acgpt.models.ask import FillAsk, SampleAsk
 from acgpt.models.options import InfillOptions
@@ -35,6 +35,7 @@ SAMPLE = ("text", "fills", *SCORE, "lengths", "score", "length_log_prob")  # fie
 def infill(
     template: TemplateArgument = None,
     file: FileOption = None,
+    document: DocumentOption = None,
     *,
     options: InfillOptions,
     as_json: JsonOption = False,
@@ -46,6 +47,7 @@ def infill(
     acgpt infill 'The war began in {{_:19[0-9]{2}}} and ended in 1945.'
     acgpt infill 'My favourite place in Paris is{{_12}}' --temperature 0.7
     echo 'Once upon a {{_8}}' | acgpt infill - --json
+    acgpt infill --document letter.txt --max-tokens 8
 
     {{_}} is a gap: any text, at any character. {{_3-12}} has 3 to 12 tokens. The
     text of {{_:[0-9]+}} matches a regular expression (extra regex). The answer
@@ -70,7 +72,7 @@ def infill(
                length_log_prob if the model predicts lengths
     """
     local = options.server is None
-    groups = questions(template, file, lambda text: check_filled(text, patterns=local))
+    groups = questions(template, file, document, lambda text: check_filled(text, patterns=local))
     lm = load(options)
     from acgpt.display.show import Page, print_samples
 

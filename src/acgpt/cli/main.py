@@ -1,8 +1,8 @@
 """The command `acgpt`: all subcommands, and how errors become messages and exit codes.
 
 Each command calls the Python API and prints the result: for people by default, as JSON lines with `--json`. Templates
-are an argument, or lines of a file or a pipe; each is answered before the next is read. Errors that the user can fix
-print one message and exit with code 2, errors of the disk with code 1.
+are an argument, a document, or lines of a file or a pipe; each is answered before the next is read. Errors that the
+user can fix print one message and exit with code 2, errors of the disk with code 1.
 
 torch and transformers take seconds to import, so commands import them only when they need them.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from acgpt.cli.templates import answers, json_fields, load, note_adapters, questions, settings
-from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, with_options
+from acgpt.cli.ui import DocumentOption, FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.models.ask import RankAsk
 from acgpt.models.options import RankOptions
 from acgpt.query.template import fillings
@@ -13,6 +13,7 @@ from acgpt.query.template import fillings
 def rank(
     template: TemplateArgument = None,
     file: FileOption = None,
+    document: DocumentOption = None,
     *,
     options: RankOptions,
     as_json: JsonOption = False,
@@ -21,6 +22,7 @@ def rank(
 
     acgpt rank 'The {{cat|dog|carburettor}} purred.'
     acgpt rank 'It is {{not |}}raining, so take {{an umbrella|sunglasses}}.'
+    acgpt rank --document letter.txt
 
     With several slots all combinations are compared. An alternative may be empty.
     Alternatives are compared by the probability of the whole text, read left to
@@ -33,7 +35,7 @@ def rank(
       alternatives, best first: text, choice (per slot), probability, log_prob
                                 (of what was compared, in nats)
     """
-    groups = questions(template, file, fillings)
+    groups = questions(template, file, document, fillings)
     lm, chosen = load(options), settings(RankAsk, options)
     from acgpt.display.show import Page, print_ranking
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from acgpt.cli.templates import SCORE, answers, check_scored, json_fields, load, note_adapters, questions, settings
-from acgpt.cli.ui import FileOption, JsonOption, TemplateArgument, emit, with_options
+from acgpt.cli.ui import DocumentOption, FileOption, JsonOption, TemplateArgument, emit, with_options
 from acgpt.errors import QueryError
 from acgpt.models.ask import Score, ScoreAsk
 from acgpt.models.options import ScoreOptions
@@ -23,6 +23,7 @@ JSON_COLUMNS = {name.replace(" ", "_"): future for name, future in COLUMNS.items
 def score(
     template: TemplateArgument = None,
     file: FileOption = None,
+    document: DocumentOption = None,
     *,
     options: ScoreOptions,
     as_json: JsonOption = False,
@@ -32,6 +33,7 @@ def score(
     acgpt score 'The capital of France is {{Paris}}, on the Seine.'
     acgpt score 'She {{put on her coat}} because it was cold.' --no-future
     acgpt score --file templates.txt --json > scores.jsonl
+    acgpt score --document essay.txt
 
     Shows the surprise of each asked token in bits (0: certain, 1: a coin toss),
     given the past only, and given the future too: the text after it. -- means
@@ -47,7 +49,7 @@ def score(
       from the past only, and with the future: adapter, log_prob, perplexity,
       bound, tokens; null if the model cannot answer, or if there is no future
     """
-    groups, future = questions(template, file, check_scored), options.future
+    groups, future = questions(template, file, document, check_scored), options.future
     lm, chosen = load(options), settings(ScoreAsk, options)
     from acgpt.display.show import NO_ANSWER, Page, print_score, printable
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -28,42 +29,108 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 BATCH = 16  # number of lines of a file that are answered together
+LARGEST = 4 * 2**20  # bytes of a document, some million tokens: more than models read, and few seconds of tokenizing
+HINT = "--file PATH reads a template from each line, --document PATH reads the whole file as one template."
 SCORE = ("log_prob", "perplexity", "bound", "tokens")  # fields of a score for --json
 
 
 @dataclass(frozen=True)
 class Line:
-    """A template and its source: "FILE, line 3: ", or "" for the argument of the command."""
+    """A template and where it was read.
+
+    Args:
+        template: The template.
+        source: Name of the file; "" for the argument of the command.
+        number: Number of its line; 0 if the whole file is the template.
+    """
 
     template: str
-    where: str = ""
+    source: str = ""
+    number: int = 0
+
+    def located(self, error: InputError) -> InputError:
+        """Return an error of the template with its file and line, and how to read the whole file as one template."""
+        of_template = isinstance(error, TemplateError)
+        if not self.source:
+            if of_template and os.path.isfile(self.template):
+                return InputError(f"{error}\n{self.template} is a file: {HINT}")
+            return error
+        number = self.number
+        if isinstance(error, TemplateError) and error.at and error.template == self.template:  # not a server's error
+            number = number or self.template.count("\n", 0, error.at) + 1
+        where = f"{self.source}, line {number}" if number else self.source
+        return InputError(f"{where}: {error}" + (f"\n{HINT}" if self.number and of_template else ""))
 
 
-def questions(template: str | None, file: Path | None, check: Callable[[str], object]) -> Iterator[list[Line]]:
+def questions(
+    template: str | None, file: Path | None, document: Path | None, check: Callable[[str], object]
+) -> Iterator[list[Line]]:
     """Yield the templates in batches. Check them here as far as that needs no model."""
-    if (template is None) == (file is None):
-        raise typer.BadParameter("give one TEMPLATE, - to read templates from standard input, or --file PATH.")
-    if template not in (None, "-"):
-        assert template is not None
-        check(template)
-        return iter([[Line(template)]])
+    if [template, file, document].count(None) != 2:
+        raise typer.BadParameter(
+            "give one TEMPLATE, - to read templates from standard input, --file PATH, or --document PATH."
+        )
+    if file is None and template != "-":
+        return iter([[one_template(template, document, check)]])
     if file in (None, Path("-")):
-        if sys.stdin is None:
-            raise InputError("standard input is closed: give a TEMPLATE, or --file PATH.")
-        if sys.stdin.isatty():
-            print("Enter templates, one per line; Ctrl-D ends.", file=sys.stderr)
-        return read_lines(sys.stdin.buffer, "standard input", 1)
+        return read_lines(standard_input("templates, one per line"), "standard input", 1)
     assert file is not None
-    try:
-        stream = file.open("rb")
-    except OSError as error:
-        raise InputError(
-            f"cannot read {file}: {error.strerror}. Choose a text file with one template per line."
-        ) from error
+    stream = open_input(file, "a text file with one template per line")
     if not file.is_file():  # a named pipe: do not wait for its first line
         return read_lines(stream, str(file), 1)
     groups = read_lines(stream, str(file), BATCH)
     return chain([next(groups)], groups)  # errors in the first batch are reported before a model is loaded
+
+
+def one_template(template: str | None, document: Path | None, check: Callable[[str], object]) -> Line:
+    """Return the argument of a command, or a whole file as one template, after a check that needs no model."""
+    if (template is None) == (document is None):
+        raise typer.BadParameter("give one TEMPLATE, or --document PATH.")
+    line = Line(template or "") if document is None else read_document(document)
+    try:
+        check(line.template)
+    except InputError as error:
+        raise line.located(error) from error
+    return line
+
+
+def standard_input(what: str) -> BinaryIO:
+    """Return standard input, after a request to type if it is a terminal."""
+    if sys.stdin is None:
+        raise InputError("standard input is closed: give a TEMPLATE, --file PATH, or --document PATH.")
+    if sys.stdin.isatty():
+        print(f"Enter {what}; Ctrl-D ends.", file=sys.stderr)
+    return sys.stdin.buffer
+
+
+def open_input(path: Path, wanted: str) -> BinaryIO:
+    """Open a file of templates."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}. Choose {wanted}.") from error
+
+
+def read_document(path: Path) -> Line:
+    r"""Read a whole file as one template, with line breaks \n and without the last one, which ends its last line.
+
+    Raises:
+        InputError: The file is empty, no text in UTF-8, or too large.
+    """
+    name = "standard input" if path == Path("-") else str(path)
+    if path == Path("-"):
+        content = standard_input("a text").read(LARGEST + 1)
+    else:
+        with open_input(path, "a text file") as stream:
+            content = stream.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise InputError(f"{name} has more than {LARGEST // 2**20} MB, which no model reads at once: choose a part.")
+    text = decoded(content, name).replace("\r\n", "\n").removesuffix("\n")
+    if not text.strip():
+        raise InputError(f"{name} is empty: write a text with {{{{slots}}}}.")
+    if "\0" in text:
+        raise InputError(f"{name} has null characters, as binary files and UTF-16 have: save the text as UTF-8.")
+    return Line(text, name)
 
 
 def check_scored(template: str) -> None:
@@ -98,17 +165,14 @@ def read_lines(stream: BinaryIO, name: str, size: int) -> Iterator[list[Line]]:
     number, found = 0, False
     for number, raw in enumerate(stream, start=1):
         try:
-            text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
+            text = decoded(raw, f"{name}, line {number}", first=number == 1)
+        except InputError:
             if group:
                 yield group
-            raise InputError(
-                f"{name}, line {number}: byte {error.start + 1} is not UTF-8. Save the text as UTF-8, for example with "
-                "iconv -f latin1 -t utf-8."
-            ) from error
+            raise
         if text.strip():
             found = True
-            group.append(Line(text.rstrip("\r\n"), f"{name}, line {number}: "))
+            group.append(Line(text.rstrip("\r\n"), name, number))
         if len(group) == size:
             yield group
             group = []
@@ -117,6 +181,17 @@ def read_lines(stream: BinaryIO, name: str, size: int) -> Iterator[list[Line]]:
     if not found:
         what = "has blank lines only" if number else "is empty"
         raise InputError(f"{name} {what}: write one template per line, such as The {{{{cat}}}} sat on the mat.")
+
+
+def decoded(content: bytes, name: str, first: bool = True) -> str:
+    """Decode UTF-8, without a byte-order mark at the start of a file."""
+    try:
+        return content.decode("utf-8-sig" if first else "utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name}: byte {error.start + 1} is not UTF-8. Save the text as UTF-8, for example with "
+            "iconv -f latin1 -t utf-8."
+        ) from error
 
 
 def answers(groups: Iterable[list[Line]], ask: Callable[[list[str]], Sequence[Answer]]) -> Iterator[tuple[str, Answer]]:
@@ -129,7 +204,7 @@ def answers(groups: Iterable[list[Line]], ask: Callable[[list[str]], Sequence[An
                 try:
                     (result,) = ask([line.template])
                 except InputError as error:
-                    raise InputError(f"{line.where}{error}") from error
+                    raise line.located(error) from error
                 yield line.template, result
         else:
             yield from zip([line.template for line in group], results, strict=True)

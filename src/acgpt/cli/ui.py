@@ -36,6 +36,7 @@ def option(*names: str, **settings: Any) -> Any:
 HELP = {
     "template": "Text with {{slots}}, in quotes. - reads templates from stdin, one per line.",
     "file": "Read templates from a UTF-8 file, one per line.",
+    "document": "Read a whole UTF-8 file as one template; - is stdin.",
     "json": "Print one JSON object per template and line (keys above).",
     "object": "Print the result as JSON, in one line (keys above).",
     "quiet": "Show no progress.",
@@ -45,6 +46,7 @@ PAUSE = 30.0  # seconds between two progress lines if stderr is not a terminal
 NO_ADAPTER = "none"  # value of --adapter for no adapter
 TemplateArgument = Annotated[str | None, typer.Argument(metavar="TEMPLATE", show_default=False, help=HELP["template"])]
 FileOption = Annotated[Path | None, option("--file", "-f", metavar="PATH", help=HELP["file"])]
+DocumentOption = Annotated[Path | None, option("--document", "-d", metavar="PATH", help=HELP["document"])]
 JsonOption = Annotated[bool, option("--json", help=HELP["json"])]
 ObjectOption = Annotated[bool, option("--json", help=HELP["object"])]
 QuietOption = Annotated[bool, option("--quiet", "-q", help=HELP["quiet"])]
