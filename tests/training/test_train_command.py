@@ -11,8 +11,10 @@ from runs import SMALL, Command, ended, read_rows, recipe_of, results_of, until,
 from typer.testing import CliRunner
 
 from acgpt.cli.main import app
+from acgpt.data.corpus import Corpus
 from acgpt.query.modes import MODES
 from acgpt.training.learner import Learner
+from acgpt.training.log import ProgressLine
 from acgpt.training.run_folder import last_checkpoint
 from acgpt.training.stopping import StopRequests
 from acgpt.training.train import train
@@ -40,15 +42,17 @@ def test_the_command_lists_recipes():
     assert json.loads(command("--list", "--json").stdout)["tiny-cpu"]
 
 
-def test_the_command_trains_and_prints_perplexities_and_again_when_it_is_finished(recipe_file, tmp_path):
+def test_the_command_trains_and_prints_perplexities_and_again_when_it_is_finished(corpus, recipe_file, tmp_path):
     changes = ("steps=3", "warmup=0", "conditioning.r_max=0.4", "model.layers=1")
     words = (recipe_file, f"output={tmp_path / 'run'}", *changes)
     first = command(*words)
     assert first.exit_code == 0, first.stderr
-    assert str(tmp_path / "run") in first.stderr.splitlines()[0]
+    lines, tokens = first.stderr.splitlines(), len(Corpus.open(corpus).tokens("train"))
+    results = results_of(tmp_path / "run")
+    assert lines[0] == str(tmp_path / "run")
+    assert lines[1].startswith(f"corpus {corpus}: {tokens:,} tokens; 3 steps read {results['tokens']:,} (")
     assert f"{tmp_path / 'run' / 'model'}\n" in first.stdout.replace("\n/", "/")
     assert "training-no-future" in first.stdout and "gain from the future" in first.stdout
-    results = results_of(tmp_path / "run")
     assert (results["steps"], results["recipe"]["conditioning"], results["recipe"]["model"]["layers"]) == (
         3, {"r_max": 0.4}, 1
     )  # fmt: skip
@@ -64,7 +68,7 @@ def test_the_command_makes_no_noise_but_its_own(recipe_file, tmp_path):
         assert done.wait() == 0, done.printed()
     ours = ("step ", "evaluating on 6 texts", "evaluated ", "mode ", "method ", "No intervals: ", *MODES)
     for line in done.printed().splitlines():
-        assert not line or line.startswith((*ours, str(tmp_path / "run"))), done.printed()
+        assert not line or line.startswith((*ours, "corpus ", "expected: ", str(tmp_path / "run"))), done.printed()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -169,6 +173,17 @@ def test_a_perplexity_on_the_way_says_if_it_is_a_bound(method, words, corpus, tm
     train(recipe_of(corpus, tmp_path / "run", steps=3, eval_every=1, final_texts=1, method=method))
     output = capsys.readouterr().err.partition("step 1: perplexity ")[2].splitlines()[0]
     assert re.fullmatch(words, output)
+
+
+@pytest.mark.parametrize("resumed", [0, 50])
+def test_the_expected_time_is_that_of_the_steps_to_come_at_the_pace_after_the_first_row(capsys, resumed):
+    line = ProgressLine(quiet=False)
+    line.start(resumed, 200)
+    for step, seconds in ((1, 30.0), (10, 48.0), (20, 99.0)):  # 30 s, then 2 s a step, then more
+        line.show({"step": resumed + step, "seconds": seconds, "loss": 1.0, "tokens_per_second": 1.0, "mfu": 0.1})
+    told = [text for text in capsys.readouterr().err.splitlines() if text.startswith("expected: ")]
+    left = {0: "0:06:20", 50: "0:04:40"}[resumed]  # 190 or 140 steps
+    assert told == [f"expected: {left} to step 200, without evaluations"]
 
 
 def test_quiet_is_quiet(recipe_file, tmp_path):

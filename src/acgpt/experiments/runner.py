@@ -35,6 +35,7 @@ from acgpt.evaluation.mauve import PAPER, package
 from acgpt.experiments.experiment import Cell, Experiment, load_experiment
 from acgpt.experiments.options import ExperimentOptions
 from acgpt.training.log import read_log
+from acgpt.training.recipe import NO_CORPUS
 from acgpt.training.run_folder import CONFIG, LOG, RESULTS, check_same
 
 SCORE_LATER = "with `no_scoring=True` the cells generate now and can be scored later"
@@ -148,7 +149,7 @@ def check_inputs(experiment: Experiment, cells: Sequence[Cell]) -> None:
     splits += [mauve.split] if mauve is not None and mauve.split is not None else []
     for path in dict.fromkeys(cell.recipe.corpus for cell in cells):
         if not path:
-            raise InputError("the recipe names no corpus: add corpus=FOLDER.")
+            raise InputError(NO_CORPUS)
         corpus = Corpus.open(path)
         for split in splits:
             corpus.tokens(split)

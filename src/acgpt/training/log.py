@@ -114,6 +114,7 @@ class ProgressLine:
         self.quiet, self.total, self.first_step = quiet, 0, 0
         self.sign = "≤ " if bound else ""  # before perplexities
         self.since, self.last_line = time.perf_counter(), -math.inf
+        self.timed: list[tuple[int, float]] = []  # steps and seconds of the first two rows; a first step is slow
         self.bar: Any = None  # rich's progress bar, on a terminal
 
     def start(self, step: int, total: int) -> None:
@@ -140,6 +141,12 @@ class ProgressLine:
         left = timedelta(seconds=round(seconds / max(1, step - self.first_step) * (self.total - step)))
         text = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s, MFU {row['mfu']:.1%}"
         self.describe(text, f"step {step}/{self.total}: {text}, {left} left", last=step == self.total)
+        if len(self.timed) < 2:
+            self.timed.append((step, row["seconds"]))
+            if len(self.timed) == 2 and step < self.total:
+                (earlier, start), (_, end) = self.timed
+                rest = timedelta(seconds=round((end - start) / (step - earlier) * (self.total - step)))
+                self.note(f"expected: {rest} to step {self.total:,}, without evaluations")
         if perplexities := ", ".join(f"{mode} {self.sign}{row[mode]:.2f}" for mode in DURING if mode in row):
             self.note(f"step {step}: perplexity {perplexities}")
 

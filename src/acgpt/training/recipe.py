@@ -19,6 +19,7 @@ from acgpt.errors import InputError
 from acgpt.methods import METHODS
 from acgpt.query.conditioning import KINDS, Conditioning
 
+NO_CORPUS = "the recipe names no corpus: add corpus=FOLDER, which acgpt prepare makes of your texts."
 BUILT_IN = Path(__file__).parent / "recipes"
 
 
@@ -330,10 +331,9 @@ def read_yaml(name: str | Path, folder: Path, kind: str, hint: str = "") -> tupl
     except (OSError, UnicodeDecodeError) as error:
         similar = get_close_matches(str(name), names, n=1)
         hint += f"did you mean {similar[0]}? " if similar else ""
-        raise InputError(
-            f"cannot read the {kind} {name} ({error}): {hint}Name a YAML file, or one of acgpt's own: "
-            f"{', '.join(names)}."
-        ) from error
+        problem = f"cannot read the {kind} {name} ({getattr(error, 'strerror', None) or error})"
+        problem = f"there is no {kind} {name}" if isinstance(error, FileNotFoundError) else problem
+        raise InputError(f"{problem}: {hint}Name a YAML file, or one of acgpt's own: {', '.join(names)}.") from error
     if not isinstance(content, dict):
         raise InputError(f"{name} must be a mapping of keys to values, not {type(content).__name__}.")
     return content, path

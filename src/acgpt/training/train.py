@@ -45,7 +45,7 @@ from acgpt.training.loop import Loop
 from acgpt.training.networks import Tuned, check_method, fresh, head_dim, pretrained
 from acgpt.training.options import RunOptions
 from acgpt.training.plan import Plan, accelerator_for, settle
-from acgpt.training.recipe import Recipe, load_recipe
+from acgpt.training.recipe import NO_CORPUS, Recipe, load_recipe
 from acgpt.training.run_folder import (
     CURVE,
     RESULTS,
@@ -89,9 +89,10 @@ def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
     options, changes = split_keywords(RunOptions, changes)
     stopping = StopRequests(math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes)
     recipe = load_recipe(recipe, changes)
-    for name in ("corpus", "output"):
-        if not getattr(recipe, name):
-            raise InputError(f"the recipe names no {name}: add {name}=FOLDER.")
+    if not recipe.corpus:
+        raise InputError(NO_CORPUS)
+    if not recipe.output:
+        raise InputError("the recipe names no output: add output=FOLDER.")
     folder = Path(recipe.output)
     if options.resume and (folder / RESULTS).exists():
         check_same(folder, recipe)
@@ -120,7 +121,9 @@ def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
         if main:
             config["sittings"] = open_folder(folder, recipe, options.resume, config)
             if not options.quiet:
-                print(folder, file=sys.stderr)
+                epochs, read = plan.steps / batches.per_epoch, plan.steps * batches.step * batches.length
+                about = f"corpus {recipe.corpus}: {len(texts):,} tokens; {plan.steps:,} steps read {read:,}"
+                print(f"{folder}\n{about} ({epochs:,.2f} epochs)", file=sys.stderr)
         loop = Loop(
             recipe, plan, accelerator, learner, batches, product=product, method=method,
             evaluation_dataset=evaluation_sets.get("during"), stopping=stopping, quiet=options.quiet,
