@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+import shutil
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ from acgpt import InputError, LanguageModel, Metadata, ModelError, OutputError
 from acgpt.cli.main import app
 from acgpt.models.card import card, write_card
 from acgpt.models.merge import merge
-from acgpt.models.metadata import FILE, weights_hash
+from acgpt.models.metadata import DEFAULT_HUB_ID, FILE, weights_hash
 from acgpt.models.push import send
 from acgpt.query.conditioning import Conditioning
 
@@ -113,6 +114,21 @@ def test_what_is_merged_is_a_plain_model_that_says_what_the_adapter_said(pair, t
         "mask_token_id": 2,
     }
     assert not list(folder.glob("adapter*")) and not [p for p in tmp_path.iterdir() if p != folder]
+
+
+def test_an_adapter_is_merged_into_the_base_that_its_config_names(pair, tmp_path):
+    base, adapter = pair
+    run("merge", base, adapter, "-o", tmp_path / "both")
+    run("merge", adapter, "-o", tmp_path / "alone")
+    both, alone = (load_file(tmp_path / name / "model.safetensors") for name in ("both", "alone"))
+    assert both.keys() == alone.keys() and all(torch.equal(both[name], alone[name]) for name in both)
+    moved = shutil.copytree(adapter, tmp_path / "moved")
+    for named, told in ((str(tmp_path / "gone"), "there is no folder"), (None, "names no base model")):
+        config = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": named}
+        (moved / "adapter_config.json").write_text(json.dumps(config))
+        refused = run("merge", moved, "-o", tmp_path / "merged", code=2).stderr
+        assert told in refused and "acgpt merge BASE ADAPTER" in refused
+    run("merge", base, moved, "-o", tmp_path / "merged")
 
 
 def test_weights_are_merged_in_float32_and_rounded_once(pair, tmp_path):
@@ -313,20 +329,43 @@ def test_what_is_named_oddly_breaks_neither_table_nor_front_matter():
 
 
 def code_of(text):
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    return code
+    """The lines for acgpt, and for an adapter those for PEFT."""
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
 def test_the_lines_on_a_card_load_the_model_and_ask_it(pair, tmp_path, capsys):
     base, adapter = pair
     merge(str(base), str(adapter), tmp_path / "merged")
-    of_model = code_of((tmp_path / "merged" / "README.md").read_text())
-    of_adapter = code_of(card("x", Metadata.read(adapter), {}, str(base)))
+    (of_model,) = code_of((tmp_path / "merged" / "README.md").read_text())
+    of_adapter, of_peft = (
+        text.replace("FOLDER OR HUB ID", str(adapter)).replace("'base'", repr(str(base)))
+        for text in code_of(card("x", Metadata.read(adapter), {}, str(base)))
+    )
     assert len(of_model.splitlines()) == len(of_adapter.splitlines()) == 5
     exec(of_model.replace("FOLDER OR HUB ID", str(tmp_path / "merged")), {})
-    exec(of_adapter.replace("FOLDER OR HUB ID", str(adapter)).replace("BASE MODEL", str(base)), {})
+    exec(of_adapter, {})
     printed = capsys.readouterr().out.splitlines()
     assert len([line for line in printed if line.startswith("The cat")]) >= 6
+    exec(of_peft, loaded := {})
+    ids = torch.tensor([[1, 5, 9, 11]])
+    adapted = acgpt.load(base, adapter).model(input_ids=ids).logits
+    assert torch.allclose(loaded["model"](input_ids=ids).logits.float(), adapted.float(), atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("base", "named"),
+    [("someone/base", "someone/base"), ("/home/me/Qwen3-1.7B", "Qwen3-1.7B"), ("", "BASE MODEL")],
+)
+def test_the_lines_for_an_adapter_name_the_base_as_far_as_it_is_known(base, named):
+    of_acgpt, of_peft = code_of(card("x", Metadata(), {}, base))
+    assert f"load({named!r}, adapter=" in of_acgpt
+    assert f"AutoModelForCausalLM.from_pretrained({named!r})" in of_peft
+
+
+def test_the_lines_for_an_adapter_of_the_embedded_model_name_it_for_acgpt_and_its_original_for_peft():
+    of_acgpt, of_peft = code_of(card("x", Metadata(), {}, DEFAULT_HUB_ID))
+    assert "load('default', adapter=" in of_acgpt and repr(DEFAULT_HUB_ID) in of_peft
+    assert len(code_of(card("x", Metadata(), {}, "model.Q4_1.gguf"))) == 1  # which transformers reads otherwise
 
 
 def test_a_merged_model_has_a_card_that_names_both_parts(pair, tmp_path):

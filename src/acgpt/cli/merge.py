@@ -11,7 +11,8 @@ from acgpt.cli.ui import ObjectOption, emit, option, silence_libraries, with_opt
 from acgpt.models.options import MergeOptions
 
 HELP = {
-    "base": "Base model: a folder, a hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct.",
+    "base": "Base model: a folder, a hub id or a .gguf file; 'default' is the embedded SmolLM2-135M-Instruct. "
+    "Or only the adapter: its config names the base.",
     "adapter": "PEFT adapter: a folder or a hub id; 'default' is that of the embedded model.",
     "output": "Folder of the merged model; must not exist.",
 }
@@ -20,14 +21,15 @@ HELP = {
 @with_options(MergeOptions)
 def merge(
     base: Annotated[str, typer.Argument(metavar="BASE", help=HELP["base"])],
-    adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help=HELP["adapter"])],
     output: Annotated[Path, option("--output", "-o", metavar="FOLDER", help=HELP["output"])],
+    adapter: Annotated[str | None, typer.Argument(metavar="ADAPTER", show_default=False, help=HELP["adapter"])] = None,
+    *,
     options: MergeOptions,
     as_json: ObjectOption = False,
 ) -> None:
     r"""Merge an adapter into its base model, as a plain Hugging Face model.
 
-    acgpt merge runs/base/model runs/infill/adapter -o merged
+    acgpt merge runs/infill/adapter -o merged
     acgpt merge model.Q4_1.gguf someone/adapter -o merged --dtype bfloat16
 
     The merged model can be loaded with transformers and with acgpt; its
@@ -43,7 +45,8 @@ def merge(
     silence_libraries()
     from acgpt.models.merge import merge
 
-    written = merge(base, adapter, output, **vars(options))
+    of, merged = (None, base) if adapter is None else (base, adapter)
+    written = merge(of, merged, output, **vars(options))
     if as_json:
         emit(written)
         return

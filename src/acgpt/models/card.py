@@ -6,7 +6,7 @@
     tags: [acgpt, …]
     ---
     # name
-    Base model and training data, perplexities, and five lines of Python that load it.
+    Base model and training data, perplexities, and five lines of Python that load it; for an adapter, those of PEFT.
 
 An existing README.md is never overwritten.
 """
@@ -28,6 +28,15 @@ from acgpt.models.metadata import ADAPTER_CONFIG, DEFAULT, DEFAULT_HUB_ID, FILE,
 
 CARD = "README.md"
 TAGS = ["acgpt", "arbitrary-conditionals", "infilling"]
+PEFT = """
+PEFT loads it without acgpt, to be read from left to right:
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base!r}), {adapter})
+```
+"""
 SET = {"split": "the split", "texts": "texts:", "length": "tokens a text:", "r_max": "r_max", "hash": "set"}
 
 
@@ -102,10 +111,11 @@ def card(name: str, metadata: Metadata, results: Mapping[str, Any], adapts: str 
     }
     lines = [f"| {fact} | {cell(value)} |" for fact, value in facts.items() if value]
     tables = "\n".join(["| | |", "|---|---|", *lines, *perplexities(results.get("evaluation") or results)])
-    arguments = repr("FOLDER OR HUB ID")
+    arguments, without = repr("FOLDER OR HUB ID"), ""
     if adapts is not None:
-        model = DEFAULT if base == DEFAULT_HUB_ID else known or "BASE MODEL"
-        arguments = f"{model!r}, adapter={arguments}"
+        name_of_base = known or public(base) or "BASE MODEL"
+        without = "" if name_of_base.endswith(".gguf") else PEFT.format(base=name_of_base, adapter=arguments)
+        arguments = f"{DEFAULT if base == DEFAULT_HUB_ID else name_of_base!r}, adapter={arguments}"
     method = method_of(metadata.method)
     question, blank = method.examples
     return f"""\
@@ -128,7 +138,7 @@ print(lm.log_prob({question!r}).log_prob)
 for sample in lm.sample({blank!r}, n=3):
     print(sample.text)
 ```
-"""
+{without}"""
 
 
 def perplexities(evaluation: Mapping[str, Any]) -> list[str]:

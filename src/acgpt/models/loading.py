@@ -195,7 +195,7 @@ def resolve(
     folders = {name: adapter_source(folder) for name, folder in adapters.items()}
     source = path_text("model", embedded_default() if is_default(model) else model)
     if adapter is None and (Path(source) / ADAPTER_CONFIG).is_file():
-        return base_of_adapter(Path(source)), {DEFAULT: source}
+        return base_of_adapter(source) or str(embedded_default()), {DEFAULT: source}
     if adapter is None and is_default(model):
         return source, {DEFAULT: str(DEFAULT_ADAPTER)}
     return source, folders
@@ -384,13 +384,18 @@ def read_length_head(source: str, metadata: Metadata | None, network: Any) -> Le
     return LengthHead.read(path, network.get_output_embeddings().weight.shape[1], distance)
 
 
-def base_of_adapter(adapter: Path) -> str:
-    """Return the base model that an adapter folder names; the embedded copy if that is the one."""
-    base = json_object(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
+def base_of_adapter(adapter: str) -> str | None:
+    """Return the base model that an adapter, a folder or a hub id, names; `None` if it is the embedded one."""
+    path = fetch(adapter, ADAPTER_CONFIG)
+    base = None if path is None else json_object(path).get("base_model_name_or_path")
+    how = f"load(BASE, adapter={adapter!r}), or acgpt merge BASE ADAPTER."
     if not base or not isinstance(base, str):
-        raise ModelError(f"{adapter} is an adapter that names no base model: load(BASE, adapter={str(adapter)!r}).")
-    embedded = base == DEFAULT_HUB_ID and importlib.util.find_spec(DEFAULT_PACKAGE) is not None
-    return str(embedded_default() if embedded else base)
+        raise ModelError(f"{adapter} is an adapter that names no base model: {how}")
+    try:
+        check_exists(base)
+    except ModelError as error:
+        raise ModelError(f"{adapter} names {base} as its base model, but {str(error)[:-1]}: {how}") from error
+    return None if base == DEFAULT_HUB_ID and importlib.util.find_spec(DEFAULT_PACKAGE) is not None else base
 
 
 def add_adapters(

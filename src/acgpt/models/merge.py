@@ -21,7 +21,9 @@ from acgpt.models.card import adapter_base, is_hub_id, write_card
 from acgpt.models.checkpoint import check_finite
 from acgpt.models.language_model import LanguageModel
 from acgpt.models.loading import (
+    adapter_source,
     add_adapters,
+    base_of_adapter,
     default_bos,
     is_default,
     load_base,
@@ -43,7 +45,8 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **ke
     with those of the model with its adapter. The output folder appears only after this check.
 
     Args:
-        base: The base model: a folder, a hub id or a .gguf file. `None` or "default" is the embedded model.
+        base: The base model: a folder, a hub id or a .gguf file. "default" is the embedded model. `None` is the model
+            that the adapter's own config names.
         adapter: A PEFT adapter of it: a folder or a hub id. "default" is the embedded model's adapter.
         output: The folder to write; it must not exist.
         **keywords: See `MergeOptions`.
@@ -57,9 +60,14 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **ke
         OutputError: The folder cannot be written.
     """
     folder, adapter, dtype = Path(output), str(adapter), MergeOptions.of(merge, keywords).dtype
-    base = None if is_default(base) else str(base)
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already, and nothing is overwritten: name another folder with `output`.")
+    if base is None:
+        base = base_of_adapter(adapter_source(adapter))
+    elif is_default(base):
+        base = None
+    else:
+        base = str(base)
     source, adapters = resolve(base, adapter)
     (adapter_folder,) = adapters.values()
     quantised = source.endswith(".gguf")
