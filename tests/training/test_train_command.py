@@ -14,7 +14,7 @@ from acgpt.cli.main import app
 from acgpt.data.corpus import Corpus
 from acgpt.query.modes import MODES
 from acgpt.training.learner import Learner
-from acgpt.training.log import ProgressLine
+from acgpt.training.log import ProgressLine, not_written
 from acgpt.training.run_folder import last_checkpoint
 from acgpt.training.stopping import StopRequests
 from acgpt.training.train import train
@@ -66,9 +66,10 @@ def test_the_command_makes_no_noise_but_its_own(recipe_file, tmp_path):
     done = Command("train", recipe_file, f"output={tmp_path / 'run'}", "workers=2", output=tmp_path / "said")
     with ended(done):
         assert done.wait() == 0, done.printed()
-    ours = ("step ", "evaluating on 6 texts", "evaluated ", "mode ", "method ", "No intervals: ", *MODES)
+    ours = ["step ", "evaluating on 6 texts", "evaluated ", "mode ", "method ", "No intervals: ", *MODES]
+    ours += ["corpus ", "expected: ", "not written, ", str(tmp_path / "run")]
     for line in done.printed().splitlines():
-        assert not line or line.startswith((*ours, "corpus ", "expected: ", str(tmp_path / "run"))), done.printed()
+        assert not line or line.startswith(tuple(ours)), done.printed()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -184,6 +185,13 @@ def test_the_expected_time_is_that_of_the_steps_to_come_at_the_pace_after_the_fi
     told = [text for text in capsys.readouterr().err.splitlines() if text.startswith("expected: ")]
     left = {0: "0:06:20", 50: "0:04:40"}[resumed]  # 190 or 140 steps
     assert told == [f"expected: {left} to step 200, without evaluations"]
+
+
+def test_what_a_missing_package_would_have_written_is_told(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tensorboard" else object())
+    assert not_written() == "not written, because their packages are missing: tensorboard/ (pip install tensorboard)"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert not_written() == ""
 
 
 def test_quiet_is_quiet(recipe_file, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import math
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from acgpt.common.files import write_atomically
-from acgpt.training.run_folder import writing
+from acgpt.training.run_folder import BOARD, CURVE, writing
 
 DURING = ("unconditional", "training", "training-no-future")  # modes that are evaluated during training
 COLUMNS = (
@@ -89,6 +90,13 @@ def read_log(path: Path) -> list[Row]:
 def number(text: str) -> int | float:
     """Parse a number; it is an `int` if it consists of digits."""
     return int(text) if text.isdigit() else float(text)
+
+
+def not_written() -> str:
+    """Say which files a run will lack because a package is missing; "" if none."""
+    packages = {"tensorboard": f"{BOARD}/ (pip install tensorboard)", "matplotlib": f"{CURVE} (pip install matplotlib)"}
+    missing = [text for package, text in packages.items() if importlib.util.find_spec(package) is None]
+    return f"not written, because their packages are missing: {', '.join(missing)}" if missing else ""
 
 
 def board(folder: Path, step: int) -> Any:

@@ -40,7 +40,7 @@ from acgpt.query.lengths import DISTANCE
 from acgpt.query.passages import token_kinds
 from acgpt.training.batches import Batches
 from acgpt.training.learner import Learner
-from acgpt.training.log import draw_curve
+from acgpt.training.log import draw_curve, not_written
 from acgpt.training.loop import Loop
 from acgpt.training.networks import Tuned, check_method, fresh, head_dim, pretrained
 from acgpt.training.options import RunOptions
@@ -128,6 +128,8 @@ def train(recipe: Recipe | str | Path, **changes: Any) -> dict[str, Any] | None:
             recipe, plan, accelerator, learner, batches, product=product, method=method,
             evaluation_dataset=evaluation_sets.get("during"), stopping=stopping, quiet=options.quiet,
         )  # fmt: skip
+        if missing := not_written():
+            loop.bar.note(missing)
         if not evaluation_sets:
             loop.bar.note(f"nothing will be evaluated: the corpus has no text for it in a split {recipe.eval_split!r}.")
         try:
