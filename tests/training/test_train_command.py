@@ -53,6 +53,8 @@ def test_the_command_trains_and_prints_perplexities_and_again_when_it_is_finishe
     assert lines[1].startswith(f"corpus {corpus}: {tokens:,} tokens; 3 steps read {results['tokens']:,} (")
     assert f"{tmp_path / 'run' / 'model'}\n" in first.stdout.replace("\n/", "/")
     assert "training-no-future" in first.stdout and "gain from the future" in first.stdout
+    assert "evaluating on texts 1–6 of validation\n" in first.stderr
+    assert "on texts 1–6 of validation, 31 tokens each:" in first.stdout
     assert (results["steps"], results["recipe"]["conditioning"], results["recipe"]["model"]["layers"]) == (
         3, {"r_max": 0.4}, 1
     )  # fmt: skip
@@ -66,8 +68,8 @@ def test_the_command_makes_no_noise_but_its_own(recipe_file, tmp_path):
     done = Command("train", recipe_file, f"output={tmp_path / 'run'}", "workers=2", output=tmp_path / "said")
     with ended(done):
         assert done.wait() == 0, done.printed()
-    ours = ["step ", "evaluating on 6 texts", "evaluated ", "mode ", "method ", "No intervals: ", *MODES]
-    ours += ["corpus ", "expected: ", "not written, ", str(tmp_path / "run")]
+    ours = ["step ", "evaluating on texts 1–6 of validation", "on texts 1–6 of validation, ", "evaluated ", "mode "]
+    ours += ["method ", "No intervals: ", "corpus ", "expected: ", "not written, ", str(tmp_path / "run"), *MODES]
     for line in done.printed().splitlines():
         assert not line or line.startswith(tuple(ours)), done.printed()
 
@@ -172,7 +174,7 @@ def test_an_evaluation_shows_how_far_it_has_come(corpus, tmp_path, monkeypatch, 
 )
 def test_a_perplexity_on_the_way_says_if_it_is_a_bound(method, words, corpus, tmp_path, capsys):
     train(recipe_of(corpus, tmp_path / "run", steps=3, eval_every=1, final_texts=1, method=method))
-    output = capsys.readouterr().err.partition("step 1: perplexity ")[2].splitlines()[0]
+    output = capsys.readouterr().err.partition("step 1: perplexity on texts 1–4 of validation: ")[2].splitlines()[0]
     assert re.fullmatch(words, output)
 
 

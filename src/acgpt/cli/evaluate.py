@@ -162,11 +162,12 @@ def placement_of(conditioning: Any) -> str | None:
 def print_evaluation(result: Mapping[str, Any]) -> None:
     """Print a result as a table."""
     from acgpt.display.show import Page, printable
+    from acgpt.evaluation.dataset import name_texts
 
     page, dataset = Page(), result["set"]
     page.note(printable(model_title(result["model"], result["adapter"])), "bold")
     page.note(
-        f"method {result['method']}; {dataset['texts']} texts of {dataset['length']} tokens, {describe_r_max(result)}, "
+        f"method {result['method']}; {name_texts(dataset)}, {dataset['length']} tokens each, {describe_r_max(result)}, "
         f"set {dataset['hash'][:12]}; {result['dtype']} on {result['device']}, {result['seconds']:.1f} s\n"
     )
     print_perplexities(page, result)

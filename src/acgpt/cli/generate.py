@@ -94,11 +94,12 @@ def print_generations(result: Mapping[str, Any], existing: Sequence[str]) -> Non
     """
     from acgpt.display.show import NO_ANSWER, Page, printable
     from acgpt.display.table import terminal_table
+    from acgpt.evaluation.dataset import name_texts
 
     page, dataset = Page(), result["set"]
     page.note(printable(model_title(result["model"], result["adapter"])), "bold")
     page.note(
-        f"method {result['method']}; {dataset['texts']} texts of {dataset['length']} tokens, "
+        f"method {result['method']}; {name_texts(dataset)}, {dataset['length']} tokens each, "
         f"{result['samples']} of each, {describe_r_max(result)}, set {dataset['hash'][:12]}\n"
     )
     table = terminal_table(("mode", "tokens", "calls", "seconds", "tokens/s", "outside the model"), fold=False)

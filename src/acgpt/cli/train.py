@@ -126,6 +126,7 @@ def print_recipes(recipes: dict[str, str], as_json: bool) -> None:
 def print_results(results: dict[str, Any]) -> None:
     """Print the folder, the cost of training and the perplexities."""
     from acgpt.display.show import Page, printable
+    from acgpt.evaluation.dataset import name_texts
 
     page = Page()
     page.note(printable(results["model"]), "bold")
@@ -136,4 +137,6 @@ def print_results(results: dict[str, Any]) -> None:
     if results["evaluation"] is None:
         page.note(f"not evaluated: the corpus has no text in the split {results['recipe']['eval_split']!r}.")
     else:
+        dataset = results["evaluation"]["set"]
+        page.note(f"on {name_texts(dataset)}, {dataset['length']} tokens each:\n")
         print_perplexities(page, results["evaluation"])

@@ -303,6 +303,12 @@ def trained_conditioning(metadata: Metadata | None) -> Conditioning:
     return Conditioning((replace(sized[0], unknown=0.0),))
 
 
+def name_texts(dataset: Mapping[str, Any]) -> str:
+    """Name the texts of `EvaluationDataset.as_dict` for people: they are the first ones of their split."""
+    name = f"texts 1–{dataset['texts']:,}" if dataset["texts"] > 1 else "text 1"
+    return f"{name} of {dataset['split']}" if dataset["split"] else name
+
+
 def dataset_of_corpus(
     corpus: Corpus,
     path: str | os.PathLike[str] | None = None,

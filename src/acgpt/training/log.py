@@ -114,12 +114,13 @@ class ProgressLine:
     Args:
         quiet: Show nothing.
         bound: Whether perplexities are upper bounds, shown with "≤".
+        texts: Name of the texts that are evaluated on.
     """
 
     EVERY = 15.0  # seconds between two lines
 
-    def __init__(self, quiet: bool, bound: bool = False) -> None:
-        self.quiet, self.total, self.first_step = quiet, 0, 0
+    def __init__(self, quiet: bool, bound: bool = False, texts: str = "") -> None:
+        self.quiet, self.total, self.first_step, self.texts = quiet, 0, 0, texts
         self.sign = "≤ " if bound else ""  # before perplexities
         self.since, self.last_line = time.perf_counter(), -math.inf
         self.timed: list[tuple[int, float]] = []  # steps and seconds of the first two rows; a first step is slow
@@ -156,7 +157,7 @@ class ProgressLine:
                 rest = timedelta(seconds=round((end - start) / (step - earlier) * (self.total - step)))
                 self.note(f"expected: {rest} to step {self.total:,}, without evaluations")
         if perplexities := ", ".join(f"{mode} {self.sign}{row[mode]:.2f}" for mode in DURING if mode in row):
-            self.note(f"step {step}: perplexity {perplexities}")
+            self.note(f"step {step}: perplexity on {self.texts}: {perplexities}")
 
     def evaluated(self, done: int, total: int) -> None:
         """Show the progress of an evaluation."""

@@ -28,7 +28,7 @@ from torch import Tensor
 from acgpt.engine.device import matrix_products
 from acgpt.engine.engine import Engine
 from acgpt.errors import InputError
-from acgpt.evaluation.dataset import EvaluationDataset
+from acgpt.evaluation.dataset import EvaluationDataset, name_texts
 from acgpt.evaluation.perplexity import Evaluation, evaluate
 from acgpt.methods import Method
 from acgpt.training.batches import Batch, Batches
@@ -109,7 +109,8 @@ class Loop:
         self.loss = torch.zeros((), device=accelerator.device)  # sum of the steps since the last row
         self.loaded: Iterator[Batch] = iter(())  # those of this process, in their order
         self.log, self.watch = Log(self.folder / LOG, write=self.state.main), Watch()
-        self.bar = ProgressLine(quiet or not self.state.main, method.bound)
+        texts = "" if evaluation_dataset is None else name_texts(evaluation_dataset.as_dict())
+        self.bar = ProgressLine(quiet or not self.state.main, method.bound, texts)
         self.board: Any = None  # TensorBoard's writer, where TensorBoard is installed
 
     def run(self, checkpoint: Path | None) -> None:

@@ -192,10 +192,10 @@ class Recipe(Options):
         "Split of the corpus to evaluate on. By default, a corpus without a validation split is not evaluated on.",
         "validation",
     )
-    eval_texts: int = option("Number of texts to evaluate on during training.", 64, minimum=1)
+    eval_texts: int = option("Number of texts to evaluate on during training: the first of the split.", 64, minimum=1)
     final_texts: int | None = option(
-        "Number of texts in the final evaluation, in all five modes. Default: all; 8 if a method needs a forward "
-        "pass per asked token.",
+        "Number of texts in the final evaluation, in all five modes: the first of the split. Default: all; 8 if a "
+        "method needs a forward pass per asked token.",
         minimum=1,
     )
     seed: int = option(

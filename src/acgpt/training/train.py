@@ -30,7 +30,7 @@ from acgpt.common.provenance import versions
 from acgpt.data.corpus import Corpus, Tokens
 from acgpt.engine.length_head import FILE as HEAD_FILE
 from acgpt.errors import InputError
-from acgpt.evaluation.dataset import EvaluationDataset
+from acgpt.evaluation.dataset import EvaluationDataset, name_texts
 from acgpt.evaluation.per_text import write_per_text
 from acgpt.methods import Method, method_of
 from acgpt.models.card import write_card
@@ -253,7 +253,7 @@ def finish(loop: Loop, final_set: EvaluationDataset | None, config: Mapping[str,
     state, product, steps = loop.state, loop.state.product, loop.step
     state.round()
     if final_set is not None:
-        loop.bar.note(f"evaluating on {len(final_set)} texts")
+        loop.bar.note(f"evaluating on {name_texts(final_set.as_dict())}")
         evaluation = loop.evaluate(final_set)
     path = folder / product.folder
     parameters = state.export(path)
