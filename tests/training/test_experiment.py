@@ -30,6 +30,7 @@ NAMES = sorted(path.stem for path in BUILT_IN.glob("*.yaml"))
 
 def made(output: Path | str = "out", **keys: Any) -> Experiment:
     content = {"recipe": "tiny-cpu", "output": str(output), "grid": {"seed": [0, 1]}}
+    keys["set"] = {"conditioning": {"r_max": 0.6}} | keys.get("set", {})
     return make(content | keys, "mine.yaml")
 
 

@@ -402,7 +402,8 @@ def tiny(tmp_path_factory):
     file = tmp_path / "tiny.yaml"
     content = yaml.safe_load((BUILT_IN / "tiny-cpu.yaml").read_text())
     drawn = {"splits": ["validation"], "limit": 3, "modes": ["unconditional", "training"], "r_max": [0.4]}
-    content["evaluate"]["limit"] = 5
+    content["grid"] |= {"conditioning.r_max": [0.4, 0.8], "seed": [0, 1]}
+    content["evaluate"] = {"splits": ["validation"], "limit": 5}
     file.write_text(yaml.safe_dump(content | {"generate": drawn}, sort_keys=False))
     words = [file, *(experiment.written(key, value) for key, value in small.items()), "-o", out, "--only", "*-seed0"]
     run_forked(*words)

@@ -152,6 +152,11 @@ def test_fewer_steps_take_the_warm_up_along():
     assert load_recipe("wikitext103-small", ["steps=5000"]).warmup == 2000
 
 
+def test_the_log_and_the_end_of_the_laptop_recipe_measure_on_the_same_texts():
+    recipe = load_recipe("tiny-cpu")
+    assert recipe.eval_texts == recipe.final_texts and (recipe.steps or 0) % recipe.eval_every == 0
+
+
 def test_a_recipe_is_found_by_its_name_or_as_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_recipe("tiny-cpu") == load_recipe("tiny-cpu.yaml") == load_recipe(BUILT_IN / "tiny-cpu.yaml")

@@ -65,7 +65,7 @@ class Lora(Options):
 
 MAPPINGS = ("conditioning", "lora", "model")  # keys whose values are mappings
 SHAPES = {
-    "tiny": Shape(4, 128, 4),
+    "tiny": Shape(4, 64, 4),
     "small": Shape(6, 768, 12),  # the paper's 82M: 81.1 M with GPT-2's vocabulary and no position table
     "base": Shape(12, 768, 12),  # 124M: 123.7 M
     "medium": Shape(12, 1024, 16),  # 204M: 202.6 M
