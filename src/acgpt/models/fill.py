@@ -188,19 +188,24 @@ class Filler(ABC):
         except InputError as error:
             raise TemplateError(str(error), self.template, self.slots[region.slots[0]].at) from error
 
-    def possible(self, index: int) -> list[int]:
-        """Return the numbers of tokens that a region may have."""
-        region, constraint = self.gapped.regions[index], self.constraints[index]
-        room = self.room
+    def most(self, index: int, max_tokens: int | None) -> int:
+        """Return the maximum number of tokens of a region under a limit."""
+        region = self.gapped.regions[index]
         open_ended = self.gapped.open_ended and index == len(self.constraints) - 1
-        bound = MAX_TOKENS if self.ask.max_tokens is None else self.ask.max_tokens
         healed = sum(-(-len(literal) // 4) for literal in region.literals)  # about as many tokens as were given back
-        most = bound + healed if region.most is None else region.most
-        if self.longest is not None and region.most is None and self.ask.max_tokens is None and not open_ended:
-            most = self.longest
-        if self.ask.max_tokens is not None:
-            most = min(most, self.ask.max_tokens)
-        lengths = [n for n in constraint.lengths(min(most, max(0, room))) if n >= region.least]
+        default = MAX_TOKENS + healed if self.longest is None or open_ended else self.longest
+        return min((limit for limit in (region.most, max_tokens) if limit is not None), default=default)
+
+    def within(self, index: int, max_tokens: int | None) -> list[int]:
+        """Return the numbers of tokens that a region may have under a limit; none if it cannot be filled."""
+        most = min(self.most(index, max_tokens), max(0, self.room))
+        return [n for n in self.constraints[index].lengths(most) if n >= self.gapped.regions[index].least]
+
+    def possible(self, index: int) -> list[int]:
+        """Return the numbers of tokens that a region may have; raise an error if there is none."""
+        region, constraint, room = self.gapped.regions[index], self.constraints[index], self.room
+        open_ended = self.gapped.open_ended and index == len(self.constraints) - 1
+        most, lengths = self.most(index, self.ask.max_tokens), self.within(index, self.ask.max_tokens)
         if not lengths or (open_ended and room < 1):
             at = self.slots[region.slots[0]].at
             if room < max(1, region.least):
@@ -224,13 +229,18 @@ class Filler(ABC):
         """Maximum number of tokens of all regions together."""
         return self.positions - 1 - len(self.gapped.tokens)
 
-    def fitting(self, index: int, before: Sequence[int]) -> list[int]:
+    def fitting(self, index: int, before: Sequence[int], lengths: Sequence[int] | None = None) -> list[int]:
         """Return the lengths of a region that leave room for the later ones, if those before it have these lengths.
 
         A region that ends the text gets as much as it may have: its rows end by themselves.
+
+        Args:
+            index: Number of the region.
+            before: Lengths of the regions before it.
+            lengths: The lengths to choose from. Default: all that it may have.
         """
         room = self.room - sum(before) - sum(lengths[0] for lengths in self.lengths[index + 1 :])
-        lengths = [length for length in self.lengths[index] if length <= room]
+        lengths = [length for length in lengths or self.lengths[index] if length <= room]
         return lengths[-1:] if self.gapped.open_ended and index == len(self.lengths) - 1 else lengths
 
     def ends(self) -> list[int]:

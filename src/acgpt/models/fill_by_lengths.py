@@ -4,9 +4,11 @@ p(length | context) is one more pass (see `query.lengths`). The product is norma
 a random fill is a draw of lengths, and then one of tokens.
 
 **The best fills.** The likeliest lengths that together have the probability `MASS`, `TRIED` at most, are tried from the
-shortest on (`Filler.search`). Fills are ordered by the mean of two estimates of the same logarithm, which differ by a
-constant if the model is right: of the product, and of the causal probability of the fill and all that follows it. Each
-of them alone finds fewer of the true fills (docs/log.md).
+shortest on (`Filler.search`), except those far less likely than the likeliest one (`LEAST`). `max_tokens` takes longer
+lengths away and leaves the probabilities of the others as they are, so that a smaller limit leaves out no length that
+fits it. Fills are ordered by the mean of two estimates of the same logarithm, which differ by a constant if the model
+is right: of the product, and of the causal probability of the fill and all that follows it. Each of them alone finds
+fewer of the true fills (docs/log.md).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +32,19 @@ from acgpt.query.lengths import LONGEST, length_question, normalised
 
 MASS = 0.8  # probability of the lengths of which the best fill is chosen, together
 TRIED = 16  # such lengths at most
+LEAST = 1 / 7  # probability of such a length, as a share of the likeliest one's
+
+
+class LengthTable(NamedTuple):
+    """The distribution of the length of a region.
+
+    Args:
+        log_probs: Log-probabilities of the lengths that fit into `max_tokens`; they sum to 1.
+        log_fitting: Log-probability that a length fits.
+    """
+
+    log_probs: dict[int, float]
+    log_fitting: float = 0.0
 
 
 class FillByLengths(Filler):
@@ -49,18 +65,21 @@ class FillByLengths(Filler):
 
     def likeliest_lengths(self) -> Search[None]:
         """Set `log_lengths` to the likeliest lengths of all regions, found by a beam search of width `TRIED`."""
-        beam: dict[tuple[int, ...], float] = {(): 0.0}
+        # Log-probabilities under any limit of tokens, by which lengths are chosen, and under the limit that is set.
+        beam: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, 0.0)}
         for index in range(len(self.constraints)):
             tables = yield from self.tables(index, list(beam))
             extended = {
-                (*before, length): beam[before] + log_prob
+                (*before, length): (beam[before][0] + table.log_fitting + log_prob, beam[before][1] + log_prob)
                 for before, table in zip(beam, tables, strict=True)
-                for length, log_prob in table.items()
-                if length or len(table) == 1  # not nothing, if a gap can have something
+                for length, log_prob in table.log_probs.items()
+                if length or len(table.log_probs) == 1  # not nothing, if a gap can have something
             }
             beam = dict(heapq.nlargest(TRIED, extended.items(), key=itemgetter(1)))
-        before = np.cumsum(np.exp([0.0, *beam.values()])) - 1  # probability of the lengths before each
-        self.log_lengths = {each: beam[each] for each, mass in zip(beam, before[:-1], strict=True) if mass < MASS}
+        probabilities = np.exp([log_prob for log_prob, _ in beam.values()])
+        likelier = probabilities.cumsum() - probabilities
+        tried = (likelier < MASS) & (probabilities >= LEAST * probabilities[0])
+        self.log_lengths = {lengths: beam[lengths][1] for lengths, each in zip(beam, tried, strict=True) if each}
 
     def choose_lengths(self) -> Search[tuple[int, ...]]:
         """Draw the lengths of all regions; with temperature 0, return the likeliest ones."""
@@ -95,13 +114,13 @@ class FillByLengths(Filler):
             return candidate.lengths
         return next(known for known in self.log_lengths if known[:-1] == candidate.lengths[:-1])
 
-    def tables(self, index: int, before: Sequence[tuple[int, ...]]) -> Search[list[dict[int, float]]]:
+    def tables(self, index: int, before: Sequence[tuple[int, ...]]) -> Search[list[LengthTable]]:
         """Return `distributions`; of a region that ends the text, whose rows end by themselves, its largest length."""
         if self.gapped.open_ended and index == len(self.constraints) - 1:
-            return [{self.fitting(index, lengths)[-1]: 0.0} for lengths in before]
+            return [LengthTable({self.fitting(index, lengths)[-1]: 0.0}) for lengths in before]
         return (yield from self.distributions(index, before))
 
-    def distributions(self, index: int, before: Sequence[tuple[int, ...]]) -> Search[list[dict[int, float]]]:
+    def distributions(self, index: int, before: Sequence[tuple[int, ...]]) -> Search[list[LengthTable]]:
         """Return the log-probabilities of a region's lengths, for each of several choices of the lengths before it."""
         head = self.executor.length_head(self.route)
         assert head is not None  # or `FillBySearch` would fill
@@ -114,9 +133,13 @@ class FillByLengths(Filler):
             for lengths in before
         ]
         answers = yield LengthRequest(questions, [self.route] * len(questions), head)
-        return [
-            normalised(answer, self.fitting(index, lengths)) for answer, lengths in zip(answers, before, strict=True)
-        ]
+        unlimited = sorted({*self.lengths[index], *self.within(index, None)})
+        tables = []
+        for answer, lengths in zip(answers, before, strict=True):
+            table = normalised(answer, self.fitting(index, lengths))
+            any_limit, shortest = normalised(answer, self.fitting(index, lengths, unlimited)), min(table)
+            tables.append(LengthTable(table, any_limit[shortest] - table[shortest]))
+        return tables
 
     def next_length(self, known: tuple[int, ...]) -> Search[dict[int, float]]:
         """Return the log-probabilities of the lengths of the region after those whose lengths are known."""
@@ -133,8 +156,8 @@ class FillByLengths(Filler):
         for index, length in enumerate(known):
             if length not in self.fitting(index, known[:index]):
                 raise QueryError(f"gap {index + 1} cannot have {length!r} tokens.")
-        (distribution,) = yield from self.distributions(len(known), [known])
-        return distribution
+        (table,) = yield from self.distributions(len(known), [known])
+        return table.log_probs
 
     def draw_lengths(self, numbers: Sequence[int]) -> Search[list[tuple[tuple[int, ...], float]]]:
         """Draw lengths of all regions from left to right, each given those before it.
@@ -154,7 +177,7 @@ class FillByLengths(Filler):
             tables = yield from self.tables(index, before)
             by_lengths = dict(zip(before, tables, strict=True))
             for i, lengths in enumerate(chosen):
-                table = by_lengths[lengths]
+                table = by_lengths[lengths].log_probs
                 values = np.array(list(table.values()))
                 weights = np.exp((values - values.max()) / sampling.temperature)
                 number = int(rngs[i].choice(len(weights), p=weights / weights.sum()))
