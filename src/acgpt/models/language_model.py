@@ -306,9 +306,9 @@ class LanguageModel:
             lm.fill("def area(r):\n    return {{_}} * r ** 2\n", n=1)[0].fills
 
         Lengths are tried from the shortest on. A model that predicts them, as the embedded default, tries the likeliest
-        ones: those that together have a probability of 80 %, at most 16. At each length the likeliest fill is taken,
-        and more are drawn at random if `best_of` asks for them. The finished text contains the given text to the
-        letter.
+        ones: those that together have a probability of 80 %, at most 16. A smaller `max_tokens` only leaves out longer
+        ones. At each length the likeliest fill is taken, and more are drawn at random if `best_of` asks for them. The
+        finished text contains the given text to the letter.
 
         The best fill is the likeliest text, which is short where much would fit. For a longer one write a range, such
         as `{{_10-30}}`; for one of typical length use `sample`.
