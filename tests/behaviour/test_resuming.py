@@ -185,8 +185,8 @@ def test_an_evaluation_goes_on_after_the_texts_that_it_has_answered(corpus, mode
     ) -> tuple[list[list[int]], dict[str, Any]]:
         seen: list[list[int]] = []
 
-        def progress(done: int, total: int) -> None:
-            seen.append([done, total])
+        def progress(*numbers: int) -> None:
+            seen.append([*numbers])
             if len(seen) == stop:
                 by()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import warnings
@@ -106,13 +107,22 @@ def test_one_unconditional_pass_serves_three_modes():
         options = {"modes": modes, "progress": lambda *step: seen.append(step)}  # noqa: B023
         assert list(evaluate(method, Engine(ours, bos=0, mask=1), small_set(), **options).modes) == list(modes or MODES)
         assert sum(method.asked) == 6 * passes
-        assert seen[0] == (0, 6 * passes) and seen[-1] == (6 * passes, 6 * passes)
+        total = 6 * passes * small_set().length
+        assert seen[0] == (0, total, 0) and seen[-1] == (total, total, total)
 
 
 def test_batches_are_filled_up_to_the_budget():
     method = Counting()
     evaluate(method, Engine(twins()[1], bos=0, mask=1, budget=60), small_set(7), modes=["unconditional"])
     assert method.asked == [3, 3, 1]  # 20 slots a text
+
+
+def test_on_a_cpu_progress_moves_at_least_every_thousand_tokens():
+    seen = []
+    options = {"modes": ["training"], "progress": lambda *step: seen.append(step)}
+    evaluate(method_of("ac-gpt"), Engine(twins()[1], bos=0, mask=1, budget=2**14), small_set(200), **options)
+    steps = [after[0] - before[0] for before, after in itertools.pairwise(seen)]
+    assert sum(steps) == seen[-1][1] > 3000 and max(steps) <= 1024
 
 
 def test_what_a_method_cannot_answer_has_no_result_and_no_guess():

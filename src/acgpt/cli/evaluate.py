@@ -100,7 +100,7 @@ def evaluate(
         silence_libraries()
         from acgpt.evaluation.evaluate import evaluate
 
-        result = evaluate(model, corpus, note=note_for(options), progress=lambda: bars("questions"), **vars(options))
+        result = evaluate(model, corpus, note=note_for(options), progress=lambda: bars("tokens"), **vars(options))
     if as_json:
         emit(result)
     else:

@@ -25,7 +25,7 @@ from acgpt.evaluation.setup import Setup, Source, compile_errors
 from acgpt.models.metadata import full_weights_hash
 from acgpt.query.modes import modes_named
 
-Progress = Callable[[int, int], object]  # called with the number of answered texts and the total
+Progress = Callable[[int, int, int], object]  # called with the tokens of answered texts, the total, and the new ones
 
 
 @keywords(EvaluationOptions)
@@ -33,7 +33,7 @@ def evaluate(
     model: Source,
     corpus: Corpus | str | Path | None = None,
     *,
-    progress: Callable[[], AbstractContextManager[Progress]] = lambda: nullcontext(lambda done, total: None),
+    progress: Callable[[], AbstractContextManager[Progress]] = lambda: nullcontext(lambda *_: None),
     note: Callable[[str], object] = lambda text: None,
     **keywords: Any,
 ) -> dict[str, Any]:

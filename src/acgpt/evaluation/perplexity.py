@@ -57,6 +57,7 @@ from acgpt.query.modes import MODES, WITHOUT_FUTURE, modes_named
 from acgpt.query.query import Query
 
 PAUSE = 10.0  # seconds between two batches of partial results
+CPU_TOKENS = 1024  # per forward pass on a CPU: larger ones are no faster, and progress would be shown less often
 
 
 @dataclass(frozen=True)
@@ -322,7 +323,7 @@ def evaluate(
     *,
     modes: Sequence[str] = (),
     seed: int = 0,
-    progress: Callable[[int, int], object] = lambda done, all: None,
+    progress: Callable[[int, int, int], object] = lambda done, all, new: None,
     unfinished: PartialEvaluation | None = None,
 ) -> Evaluation:
     """Evaluate a model. It may be in training: its train/eval mode is restored, and no gradients are computed.
@@ -333,7 +334,8 @@ def evaluate(
         evaluation_dataset: The evaluation dataset.
         modes: Names of modes. Default: all five. A mode that the method cannot answer has no result.
         seed: Seed of the bootstrap intervals.
-        progress: Called with the number of answered texts and the total, over all passes.
+        progress: Called with the number of tokens of answered texts and the total, over all passes, and with how many
+            of them were answered by this call.
         unfinished: Partial results to resume from and to write to.
     """
     requested = modes_named(modes)
@@ -350,24 +352,26 @@ def evaluate(
             passes[name], shown[mode.name] = queries, name
 
     answers: dict[str, np.ndarray] = {}
-    done, total = 0, len(evaluation_dataset) * len(passes)
-    progress(done, total)
+    budget = min(engine.budget, CPU_TOKENS) if engine.model.device.type == "cpu" else engine.budget
+    length = evaluation_dataset.length
+    done, new, total = 0, 0, len(evaluation_dataset) * length * len(passes)
+    progress(done, total, new)
     with torch.no_grad(), evaluating(engine.model):
         for name, queries in passes.items():
             scores = {} if unfinished is None else dict(unfinished.answers.get(name, {}))
-            groups = split_groups(batches(dict(enumerate(queries)), engine.budget, future=True), method.texts_at_once)
+            groups = split_groups(batches(dict(enumerate(queries)), budget, future=True), method.texts_at_once)
             # A text's rounding depends on its group, so groups are those of a run that is not resumed.
             remaining = [group for group in groups if not scores.keys() >= set(group)]
-            done += len(queries) - sum(map(len, remaining))
-            progress(done, total)
+            done += length * (len(queries) - sum(map(len, remaining)))
+            progress(done, total, new)
             for group in remaining:
                 results = method.log_probs(engine, [queries[i] for i in group])
-                new = {i: np.array(result, dtype=np.float64) for i, result in zip(group, results, strict=True)}
-                scores |= new
+                scored = {i: np.array(result, dtype=np.float64) for i, result in zip(group, results, strict=True)}
+                scores |= scored
                 if unfinished is not None:
-                    unfinished.add(name, new)
-                done += len(group)
-                progress(done, total)
+                    unfinished.add(name, scored)
+                done, new = done + length * len(group), new + length * len(group)
+                progress(done, total, new)
             answers[name] = np.full(evaluation_dataset.tokens.shape, np.nan)
             for i, query in enumerate(queries):
                 answers[name][i, query.asked_at - 1] = scores[i]

@@ -159,9 +159,9 @@ class ProgressLine:
         if perplexities := ", ".join(f"{mode} {self.sign}{row[mode]:.2f}" for mode in DURING if mode in row):
             self.note(f"step {step}: perplexity on {self.texts}: {perplexities}")
 
-    def evaluated(self, done: int, total: int) -> None:
+    def evaluated(self, done: int, total: int, *_: int) -> None:
         """Show the progress of an evaluation."""
-        text = f"evaluated {done}/{total} texts"
+        text = f"evaluated {done:,}/{total:,} tokens"
         self.describe(text, text)
 
     def describe(self, text: str, line: str, last: bool = False) -> None:
