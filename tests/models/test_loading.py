@@ -10,11 +10,12 @@ import pytest
 import torch
 from models import tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 import acgpt
 from acgpt import FutureIgnored, InputError, LanguageModel, Metadata, ModelError
 from acgpt.display.reader import choose_reader
-from acgpt.models.loading import read_metadata
+from acgpt.models.loading import load_base, read_metadata
 from acgpt.models.metadata import FILE, tokenizer_hash
 from acgpt.models.push import check
 
@@ -113,6 +114,14 @@ def test_an_ordinary_model_is_saved_with_its_bos_and_still_reads_no_copies(tmp_p
     assert (again.metadata.method, again.bos, again.reads_future) == ("gpt", 7, False)
     with pytest.warns(FutureIgnored):
         assert scores(again) == scores(lm, future=False)
+
+
+def test_while_a_gguf_file_is_unpacked_progress_is_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(logging, "_tqdm_active", True)  # commands of other tests may have switched bars off
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError):
+        load_base(tmp_path / "model.gguf", torch.float32)
+    assert "Unpacking model.gguf:   0%" in capsys.readouterr().err
 
 
 def test_metadata_beside_a_gguf_file_is_read(tmp_path):

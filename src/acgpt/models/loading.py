@@ -27,6 +27,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 from acgpt.common.files import read_json_object
 from acgpt.engine.device import choose_device, choose_dtype
@@ -253,10 +254,13 @@ def load_base(
     # Recent versions leave a GGUF's weights packed by default, and packed ones can be neither saved nor trained.
     if str(source).endswith(".gguf") and (gguf_config := getattr(transformers, "GgufConfig", None)) is not None:
         extra["quantization_config"] = gguf_config(dequantize=True)
+    packed = Path(source).suffix == ".gguf"
+    bar = logging.tqdm(desc=f"Unpacking {Path(source).name}", total=3, disable=not packed)  # each step takes seconds
     config = from_pretrained(AutoConfig, source)
     check_config(str(source), config)
+    bar.update()
     tokenizer = from_pretrained(AutoTokenizer, source, config=config)
-    packed = Path(source).suffix == ".gguf"
+    bar.update()
     if files := [Path(source)] if packed else weight_files(str(source), config):
         check_size(str(source), config, files)
     if not packed and check_adapter_config(str(source)):  # transformers would load the adapter unasked
@@ -273,6 +277,8 @@ def load_base(
         ignore_mismatched_sizes=True,  # refused below, with a shorter message
         **extra,
     )
+    bar.update()
+    bar.close()
     if info["missing_keys"]:  # transformers has initialised them at random
         missing = reason(", ".join(sorted(info["missing_keys"])))
         raise ModelError(f"cannot load {source}: it lacks the weights {missing}.")
