@@ -294,7 +294,7 @@ def test_a_result_that_cannot_be_written_ends_with_code_1(cli, corpus, tmp_path,
 
     monkeypatch.setattr("acgpt.common.files.write_atomically", full)
     output = cli(corpus, "-o", tmp_path / "results.json", code=1).stderr
-    assert f"error: cannot write {tmp_path}/results.json: No space left on device. Create the folder, free" in output
+    assert f"error: cannot write {tmp_path}/results.json: No space left on device. Free some space" in output
 
 
 def test_zero_has_no_sign_in_the_table(capsys):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import sys
 
@@ -154,6 +156,33 @@ def test_a_picture_is_written_in_the_format_of_its_name(folder, tmp_path, ending
     result = CliRunner().invoke(app, ["show", template, "--model", str(folder), "-o", str(path)])
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", f"wrote {path}\n")
     assert path.read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize("before", [b"an earlier picture", None])
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "Free some space, or choose another path."),
+        (errno.EROFS, "Choose another path."),
+        (errno.EACCES, "Change its permissions, or choose another path."),
+    ],
+)
+def test_a_picture_that_cannot_be_written_leaves_none_and_the_advice_fits(
+    folder, tmp_path, monkeypatch, number, advice, before
+):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "layout.png"
+    if before is not None:
+        path.write_bytes(before)
+
+    def refuses(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("acgpt.common.files.sync", refuses)  # the last moment before it has its name
+    result = CliRunner().invoke(app, ["show", TEMPLATES[0], "--model", str(folder), "-o", str(path)])
+    assert result.exit_code == 1
+    assert result.stderr == f"error: cannot write {path}: {os.strerror(number)}. {advice}\n"
+    assert [each.read_bytes() for each in tmp_path.iterdir()] == ([] if before is None else [before])
 
 
 def test_a_picture_that_cannot_be_drawn_says_why(gpt2, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -13,19 +14,32 @@ from typing import Any
 
 from acgpt.errors import InputError, OutputError
 
-REMEDY = "Create the folder, free some space, or choose another path."
+FULL = ("ENOSPC", "EDQUOT", "EFBIG")  # errors that more space mends
 LOCK_BESIDE = os.name == "nt"  # lock .NAME.lock beside NAME: Windows cannot open folders or read what is locked
 
 
+def disk_remedy(error: Exception) -> str:
+    """Say what to do about an error in writing; an error of a library that has no number is taken for a full disk."""
+    name = errno.errorcode.get(error.errno or 0) if isinstance(error, OSError) else FULL[0]
+    advice = {"ENOENT": "Create the folder, or choose", "EACCES": "Change its permissions, or choose"}
+    return f"{'Free some space, or choose' if name in FULL else advice.get(str(name), 'Choose')} another path."
+
+
 @contextlib.contextmanager
-def disk_errors(path: str | Path, remedy: str = REMEDY) -> Iterator[None]:
-    """Turn each `OSError` inside the context into an `OutputError` that names the path and the remedy."""
+def disk_errors(path: str | Path, kept: str = "") -> Iterator[None]:
+    """Turn each `OSError` inside the context into an `OutputError` that names the path and the remedy.
+
+    Args:
+        path: The file or folder that is written.
+        kept: What is not lost, for the message.
+    """
     try:
         yield
     except OutputError:
         raise
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}. {remedy}") from error
+        message = f"cannot write {path}: {error.strerror or error}. {disk_remedy(error)} {kept}"
+        raise OutputError(message.rstrip()) from error
 
 
 def write_atomically(

@@ -37,9 +37,7 @@ from acgpt.version import __version__
 CHECKPOINT = 64 << 20  # bytes of text after which the journal is written, if no shard was completed before
 TRAINED_ON = 512 << 20  # maximum number of bytes of text to train a tokenizer on
 PIECE = 1 << 12  # bytes per piece, if pieces of text files are held out
-RESUMABLE = (
-    "Free some space, or choose another folder. Nothing is lost: the same command resumes where this one stopped."
-)
+RESUMABLE = "Nothing is lost: the same command resumes where this one stopped."
 WORTH_A_WORKER = 8 << 20  # bytes of source per additional worker process
 
 

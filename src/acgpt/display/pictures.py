@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acgpt.common.files import disk_errors
+from acgpt.common.files import disk_errors, write_atomically
 from acgpt.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,13 +29,17 @@ def check_format(path: str | Path) -> None:
 
 
 def save_picture(figure: Figure, path: str | Path, dpi: int = 150, **options: Any) -> None:
-    """Write a figure to a file, with the same bytes each time; the suffix is the format.
+    """Write a figure to a file, atomically and with the same bytes each time; the suffix is the format.
 
     Raises:
         OutputError: The file cannot be written.
     """
     from matplotlib import rc_context
 
-    with rc_context({"svg.hashsalt": "acgpt"}), warnings.catch_warnings(), disk_errors(path):
+    path, content = Path(path), io.BytesIO()
+    with rc_context({"svg.hashsalt": "acgpt"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # scripts without a font are shown as boxes
-        figure.savefig(path, dpi=dpi, **options)
+        figure.savefig(content, format=path.suffix[1:].lower(), dpi=dpi, **options)
+    with disk_errors(path):
+        path.parent.stat()  # a misspelt folder is not created
+        write_atomically(path, content.getvalue())

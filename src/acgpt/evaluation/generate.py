@@ -13,7 +13,7 @@ from acgpt.data.corpus import Corpus
 from acgpt.errors import InputError
 from acgpt.evaluation import generator as defaults
 from acgpt.evaluation.generations import object_of_kind
-from acgpt.evaluation.generator import DISK_REMEDY, INDEX, Generator, existing_record
+from acgpt.evaluation.generator import INDEX, KEPT, Generator, existing_record
 from acgpt.evaluation.options import GenerationOptions
 from acgpt.evaluation.setup import Setup, Source, compile_errors
 from acgpt.query.modes import MODES, modes_named
@@ -99,7 +99,7 @@ def generate(
         ):
             records[mode] = earlier
     index = {**result, "modes": {mode: summary(mode, records[mode]) for mode in MODES if mode in records}}
-    with disk_errors(output, DISK_REMEDY):
+    with disk_errors(output, KEPT):
         write_json(output / INDEX, index)
     return result
 

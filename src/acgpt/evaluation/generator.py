@@ -53,7 +53,7 @@ from acgpt.query.sampling import Sampling
 from acgpt.query.text import pieces
 
 INDEX = "index.json"
-DISK_REMEDY = "Free disk space, check the folder's permissions, or choose another folder. Finished samples are kept."
+KEPT = "Finished samples are kept."
 PROMPT, TOP_P, TEMPERATURE = 20, 0.95, 0.8  # as in the paper's experiments
 COSTS = ("seconds", "model_seconds", "calls")  # keys of a group's costs
 PER_MODE = ("mode", "future")  # config keys in which the files of one folder may differ
@@ -228,7 +228,7 @@ class Generator:
             check_config(record_path, existing["config"], config)
             part.unlink(missing_ok=True)
             return existing
-        with disk_errors(folder, DISK_REMEDY):
+        with disk_errors(folder, KEPT):
             with open_journal(part, config) as journal:
                 order, counted_until = self.sample_into(journal, queries, future, progress)
                 write_atomically(lines_path, journal.entries(order))

@@ -169,7 +169,7 @@ def held(cell: Cell) -> Iterator[int | None]:
     The system releases the lock when the last process that holds it ends, even by a crash.
     """
     with contextlib.ExitStack() as stack:
-        with disk_errors(cell.lock, "Free some space, or choose another `output`."):
+        with disk_errors(cell.lock):
             cell.lock.parent.mkdir(parents=True, exist_ok=True)
             cell.lock.touch()  # on Windows another file is locked
             lock = stack.enter_context(locked(cell.lock))

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from acgpt.common.files import disk_remedy
 from acgpt.common.options import keywords
 from acgpt.engine.device import choose_dtype
 from acgpt.engine.peft import DEFAULT, merge_adapter, unwrap
@@ -101,7 +102,8 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **ke
         check_same(probe(reloaded), expected, output_dtype)
         partial.rename(folder)  # fails if the folder exists by now
     except (OSError, SafetensorError) as error:  # on a full disk safetensors does not raise OSError
-        raise OutputError(f"cannot write {folder}: {error}") from error
+        problem = getattr(error, "strerror", None) or error
+        raise OutputError(f"cannot write {folder}: {problem}. {disk_remedy(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return {

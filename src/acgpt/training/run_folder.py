@@ -26,7 +26,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from acgpt.common import files
-from acgpt.common.files import locked, sync
+from acgpt.common.files import disk_remedy, locked, sync
 from acgpt.errors import InputError, OutputError
 from acgpt.evaluation.per_text import per_text_path
 from acgpt.training.recipe import Recipe, differences
@@ -53,8 +53,8 @@ def writing(path: Path) -> Iterator[None]:
                 raise
             message = f"the disk is full, or the file is limited in size ({message})"  # torch's message is obscure
         last = last_checkpoint(path.parents[1] if path.parent.name == CHECKPOINTS else path.parent)
-        remedy = f" The run can be resumed from {last} with `resume=True`." if last else ""
-        raise OutputError(f"cannot write {path}: {message}. Free some space, or check permissions.{remedy}") from error
+        resume = f" The run can be resumed from {last} with `resume=True`." if last else ""
+        raise OutputError(f"cannot write {path}: {message}. {disk_remedy(error)}{resume}") from error
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
