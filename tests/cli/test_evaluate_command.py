@@ -150,6 +150,21 @@ def test_the_command_says_in_json_what_the_api_says(cli, models, corpus, tmp_pat
         assert math.exp(-columns[f"{mode}.log_prob"].mean()) == pytest.approx(result["perplexity"])
 
 
+def test_a_result_takes_the_place_of_one_of_the_same_question_only(cli, models, corpus, tmp_path, monkeypatch):
+    output = tmp_path / "results.json"
+    first = (cli(corpus, "-o", output), output.read_bytes())[1]
+    cli(corpus, "-o", output)
+    assert (second := output.read_bytes()) != first  # another date
+    monkeypatch.setitem(models, "copy", str(shutil.copytree(models["reads"], tmp_path / "copy")))
+    others = {"set": ("--seed", "5"), "modes": ("--modes", "training"), "dtype": ("--dtype", "bfloat16")}
+    for name, words in (others | {"model": (), "method": ("--method", "gpt")}).items():
+        told = cli(corpus, "-o", output, *words, code=2, model="copy" if name == "model" else "reads").stderr
+        assert f"{output} is the result of another evaluation, with other {name}" in told
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert "is not a result of acgpt evaluate" in cli(corpus, "-o", tmp_path / "thesis.txt", code=2).stderr
+    assert output.read_bytes() == second and (tmp_path / "thesis.txt").read_text() == "mine"
+
+
 def test_another_file_in_the_place_of_unfinished_answers_is_replaced(cli, corpus, tmp_path):
     want, part = object_of(cli(corpus, "--json")), tmp_path / "results.json.part"
     part.write_text("something else")
@@ -213,10 +228,11 @@ def test_what_another_evaluation_has_left_is_not_taken_for_this_ones(cli, models
             path.write_text(json.dumps(config | {"rms_norm_eps": 0.3}))
         options = {"seed": ("--seed", "5"), "limit": ("--limit", "2"), "dtype": ("--dtype", "bfloat16")}.get(change, ())
         monkeypatch.setitem(models, "other", where["other"])
-        cli(corpus, "-o", output)
-        assert output.with_name("results.json.part").exists()
-        got, want = (object_of(cli(corpus, "--json", *options, *more, model="other")) for more in (("-o", output), ()))
+        output.unlink(missing_ok=True)
         first = json.loads((cli(corpus, "-o", output), output.read_text())[1])
+        assert output.with_name("results.json.part").exists()
+        output.unlink()
+        got, want = (object_of(cli(corpus, "--json", *options, *more, model="other")) for more in (("-o", output), ()))
         for mode, result in want["modes"].items():
             assert got["modes"][mode]["perplexity"] == pytest.approx(result["perplexity"], rel=1e-6), change
         assert got["modes"]["training"]["mean_nll"] != pytest.approx(first["modes"]["training"]["mean_nll"], rel=1e-6)

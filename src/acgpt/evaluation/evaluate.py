@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import save
 
-from acgpt.common.files import check_writable, disk_errors, write_atomically, write_json
+from acgpt.common.files import check_writable, disk_errors, read_json_object, write_atomically, write_json
 from acgpt.common.options import keywords
 from acgpt.common.provenance import date_and_command, versions
 from acgpt.data.corpus import Corpus
@@ -66,6 +66,10 @@ def evaluate(
     options, compiled = dict(chosen.options or {}), chosen.compiled
     setup = Setup.load(model, corpus, chosen, "seed", note)
     lm, method, evaluation_dataset = setup.lm, setup.method, setup.evaluation_dataset
+    if output is not None and output.exists():
+        about = {name: setup.about[name] for name in ("model", "adapter")} | {"method": method.name, "options": options}
+        dtype = str(lm.model.dtype).removeprefix("torch.")
+        check_result(output, about | {"modes": sorted(names), "set": evaluation_dataset.hash, "dtype": dtype})
     if compiled:
         lm.compile(method)
     start = time.perf_counter()
@@ -107,6 +111,20 @@ def evaluate(
     if unfinished is not None:
         unfinished.discard()
     return result
+
+
+def check_result(path: Path, question: Mapping[str, Any]) -> None:
+    """Refuse to replace a file that is not a result of the same question."""
+    try:
+        existing = read_json_object(path)
+        existing |= {"modes": sorted(existing["modes"]), "set": existing["set"]["hash"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not a result of acgpt evaluate: move it, or choose another `output`.") from error
+    if other := [name for name in question if existing.get(name) != question[name]]:
+        raise InputError(
+            f"{path} is the result of another evaluation, with other {', '.join(other)}: move it, or choose another "
+            "`output`."
+        )
 
 
 def write_results(evaluation: Evaluation, result: dict[str, Any], output: Path | None, records: Path | None) -> None:

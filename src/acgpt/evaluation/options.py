@@ -94,7 +94,7 @@ class EvaluationOptions(AskingOptions):
         flags=("--seed", "-s"),
     )
     output: str | Path | None = option(
-        "Write the result to a JSON file.",
+        "Write the result to a JSON file; one of another question is not replaced.",
         python="A stopped evaluation is resumed by the same call.",
         metavar="PATH",
         flags=("--output", "-o"),
