@@ -10,25 +10,36 @@ in the same round: other work on the machine slows all down, and CPU time is dis
 "tokens_per_second" is from the query to the sample, "decoding" after the first drawn token. The first round is not
 counted.
 
+    python benchmarks/cpu.py --beside --spin 300000 2000                  # processes beside each other
+
+With `--beside`, fills and training steps are timed alone and two processes at once, in turns, and a server under 8
+clients alone and beside a training run. A value of `--spin` replaces the GOMP_SPINCOUNT that acgpt sets; 300000 is what
+the runtime does by itself. A time is that of the slower process.
+
 The notes have the perplexity of blanks of other paragraphs, by the network in float32 and by its small copy ("auto"
 draws from it), which in this measurement also reads the text before the blank.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
+import math
 import os
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from common import Parser, print_record
+from serving import closed, server
 
 import acgpt
 from acgpt.engine.attention import Dense
@@ -41,16 +52,52 @@ BEFORE, BLANK, AFTER = 130, 64, 36  # tokens of a query; those after the blank a
 PARAGRAPHS = 48  # to measure perplexity on
 LLAMA = "llama.cpp"
 WORKER = Path(__file__).with_name("llama_worker.py")
+FILL, TRAIN = "3 fills", "10 training steps"
+WORKS = {  # acgpt is imported first, as its commands do: it then sets how long threads spin
+    FILL: """
+import acgpt
+lm = acgpt.load(device="cpu")
+texts = ["The capital of {{_}} is Paris.", "She went to the {{_}} to borrow some books.", "It was {{_}}, so he slept."]
+work = lambda: [lm.fill(text, n=1, max_tokens=8) for text in texts]
+""",
+    TRAIN: """
+import acgpt, torch
+from acgpt.training.learner import new_model
+from acgpt.training.recipe import SHAPES
+network, ids = new_model(SHAPES["tiny"], vocabulary=4096, positions=128), torch.arange(2048).reshape(16, 128)
+optimizer = torch.optim.AdamW(network.parameters())
+def work():
+    for _ in range(10):
+        network(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step(), optimizer.zero_grad()
+""",
+}
+LOOP = """
+import sys, time
+work()
+print("ready", flush=True)
+for line in sys.stdin:
+    start = time.perf_counter()
+    work()
+    print(time.perf_counter() - start, flush=True)
+"""
+CLIENTS, REQUESTS = 8, 64
 Seconds = tuple[np.ndarray, np.ndarray]  # to the first token, and for the rest of them; each of time and CPU time
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("text", type=Path, help="text file with long lines")
+    parser.add_argument("text", type=Path, nargs="?", help="text file with long lines")
     parser.add_argument("--llama-python", help="Python interpreter of an environment with llama-cpp-python")
     parser.add_argument("--rounds", type=int, default=5, help="number of rounds that count")
+    parser.add_argument("--beside", action="store_true", help="measure processes beside each other instead")
+    parser.add_argument("--spin", nargs="+", default=["2000"], help="values of GOMP_SPINCOUNT, for --beside")
     args = parser.parse_args()
-    if not args.text.is_file():
+    if args.beside:
+        rows = [row for work in WORKS for row in two_at_once(work, args.spin, args.rounds)] + asyncio.run(serving())
+        print_record("cpu", "processes beside each other", rows, rounds=args.rounds, load=os.getloadavg())
+        return
+    if args.text is None or not args.text.is_file():
         parser.error(f"{args.text} is not a file: name a text file with long lines.")
     models = {"float32": acgpt.load(device="cpu", dtype="float32"), "auto": acgpt.load(device="cpu")}
     tokenizer, length = models["auto"].tokenizer, BEFORE + BLANK + AFTER
@@ -147,6 +194,65 @@ def asker(worker: subprocess.Popen[str], ids: list[int]) -> Callable[[], Seconds
         return np.array(first), np.array(rest)
 
     return run
+
+
+# ---- processes beside each other -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def started(work: str, spin: str | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that does some work for each line that it reads, and prints the seconds."""
+    env = os.environ | ({} if spin is None else {"GOMP_SPINCOUNT": spin})
+    command = [sys.executable, "-c", WORKS[work] + LOOP]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            if process.stdout is None or process.stdout.readline() != "ready\n":
+                raise SystemExit(f"the process for {work} has ended.")
+            yield process
+        finally:
+            process.kill()
+
+
+def slowest(processes: list[subprocess.Popen[str]]) -> float:
+    """Let processes work at once; return the seconds of the slowest."""
+    for process in processes:
+        print(file=process.stdin, flush=True)
+    return max(float(process.stdout.readline()) for process in processes)  # type: ignore[union-attr]
+
+
+def two_at_once(work: str, spins: list[str], rounds: int) -> list[dict[str, Any]]:
+    """Return the median seconds of some work alone and two processes at once, with each of the values in turn."""
+    with ExitStack() as stack:
+        pairs = {spin: [stack.enter_context(started(work, spin)) for _ in range(2)] for spin in spins}
+        cases = {(spin, count): pair[:count] for spin, pair in pairs.items() for count in (1, 2)}
+        times = [{case: slowest(processes) for case, processes in cases.items()} for _ in range(rounds)]
+    return [
+        {
+            "row": f"{work}, {'alone' if count == 1 else 'two at once'}, spin {spin}",
+            "seconds": statistics.median(one[spin, count] for one in times),
+            "relative_time": statistics.median(one[spin, count] / one[spin, 1] for one in times),
+        }
+        for spin, count in cases
+    ]
+
+
+async def serving() -> list[dict[str, Any]]:
+    """Return how fast a server under some clients answers, alone and beside a training run, and how fast that is."""
+    with server("cpu") as ask, started(TRAIN) as training:
+        await closed(ask, CLIENTS, CLIENTS, 10**6, math.inf)  # for code and caches
+        alone, step = (await closed(ask, CLIENTS, REQUESTS, 0, math.inf)).row(), slowest([training])
+        load = asyncio.ensure_future(closed(ask, CLIENTS, REQUESTS, 0, math.inf))
+        steps = []
+        while not load.done():
+            steps.append(await asyncio.to_thread(slowest, [training]))
+        beside = load.result().row()
+    ratio = alone["requests_per_second"] / beside["requests_per_second"]
+    slower = statistics.median(steps)
+    return [
+        {**alone, "row": f"a server under {CLIENTS} clients, alone", "relative_time": 1.0},
+        {**beside, "row": f"a server under {CLIENTS} clients, beside training", "relative_time": ratio},
+        {"row": f"{TRAIN}, beside the server", "seconds": slower, "relative_time": slower / step},
+    ]
 
 
 # ---- accuracy --------------------------------------------------------------------------------------------------------

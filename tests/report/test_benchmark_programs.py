@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -143,8 +145,8 @@ def test_the_steps_of_adapters_are_timed(adapted):
 
 def test_startup_prints_a_record():
     commands = {"--help": ["--help"], "a template error": ["score", "The {{cat"]}
-    record = record_of("startup.py", "--rounds", 1, FLOOR="pass", COMMANDS=commands)
-    assert [row["row"] for row in record["rows"]] == ["floor", *commands]
+    record = record_of("startup.py", "--rounds", 1, FLOOR="pass", PARTS={"imports": "pass"}, COMMANDS=commands)
+    assert [row["row"] for row in record["rows"]] == ["floor", "imports", *commands]
 
 
 @pytest.mark.slow
@@ -153,6 +155,23 @@ def test_cpu_decoding_prints_a_record(tmp_path):
     size = {"BEFORE": 6, "BLANK": 3, "AFTER": 2, "THREADS": (1,)}
     record = record_of("cpu.py", tmp_path / "text", "--rounds", 1, **size)
     assert len(record["rows"]) == 4 and record["notes"]["accuracy"]["past only"]["tokens"] == 3
+
+
+def test_processes_beside_each_other_are_timed():
+    works = {"3 fills": "import time\nwork = lambda: time.sleep(0.01)", "10 training steps": "work = lambda: None"}
+
+    @contextlib.contextmanager
+    def server(device):
+        async def ask(kind, body):
+            await asyncio.sleep(0.01)
+
+        yield ask
+
+    arguments = ["--beside", "--rounds", 2, "--spin", 1, 2]
+    rows = record_of("cpu.py", *arguments, WORKS=works, REQUESTS=16, server=server)["rows"]
+    assert [row["relative_time"] for row in rows if "alone" in row["row"]] == [1] * 5 and len(rows) == 11
+    assert rows[0]["row"] == "3 fills, alone, spin 1" and rows[0]["seconds"] >= 0.01
+    assert [row["requests"] for row in rows if "server under" in row["row"]] == [16, 16]
 
 
 @pytest.mark.parametrize("http", [True, False], ids=["http", "in-process"])
