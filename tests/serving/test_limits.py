@@ -415,15 +415,19 @@ def test_other_origins_are_allowed_only_if_they_are_named(service):
 
 def test_the_log_has_one_line_per_request_without_prompts_or_keys(service, caplog):
     http = local_client(create_app(service, keys=["the-key"]))
-    headers = {"Authorization": "Bearer the-key"}
+    headers, most = {"Authorization": "Bearer the-key"}, service.limits.max_body_bytes
     with caplog.at_level(logging.INFO, "acgpt.serving"):
         http.post("/v1/log_prob?q=private", json={"query": ["The {{cat}} sat.", "My {{secret}}"]}, headers=headers)
         http.post("/v1/fill", json={"template": "My {{_}}", "max_tokens": 2, "stream": True}, headers=headers)
         http.get("/private", headers={"Authorization": "Bearer not-the-key"})
+        http.get("/v1/model")
+        http.post("/v1/rank", content=b'{"template": "' + b"x" * most + b'"}', headers=headers)
+        http.post("/v1/rank", content=rb'{"template": "\ud800"}', headers=headers)
     lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == "acgpt.serving"]
-    assert [set(line) for line in lines] == [{"time", "method", "route", "status", "ms", "tokens"}] * 3
+    assert [set(line) for line in lines] == [{"time", "method", "route", "status", "ms", "tokens"}] * 6
     assert [(line["method"], line["route"], line["status"]) for line in lines] == [
         ("POST", "/v1/log_prob", 200), ("POST", "/v1/fill", 200), ("GET", "unmatched", 401),
+        ("GET", "/v1/model", 401), ("POST", "/v1/rank", 413), ("POST", "/v1/rank", 422),
     ]  # fmt: skip
     assert lines[0]["tokens"] > 1 and lines[1]["tokens"] >= 0 and lines[2]["tokens"] is None
     for word in ("secret", "private", "the-key"):

@@ -180,9 +180,11 @@ def test_requests_are_refused_until_the_model_is_loaded():
 def test_what_is_refused_at_the_start_is_refused_before_the_imports(tmp_path):
     """Neither torch nor fastapi are imported, which would take seconds."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port, nothing = str(taken.getsockname()[1]), str(tmp_path / "nothing")
+        port, nothing, key = str(taken.getsockname()[1]), str(tmp_path / "nothing"), tmp_path / "key"
+        key.write_text("a-key")
         refused = {
-            f"cannot listen on 127.0.0.1, port {port}": ["--port", port],
+            f"error: port {port} of 127.0.0.1 is in use": ["--port", port],
+            "cannot listen on ::2, port 8080": ["--host", "::2", "--api-key-file", str(key)],
             "needs an API key": ["--host", "0.0.0.0"],
             "cannot read": ["--api-key-file", nothing],
             "there is no folder": ["-m", nothing],

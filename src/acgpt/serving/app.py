@@ -10,6 +10,7 @@ from fastapi import Depends, FastAPI
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from acgpt.errors import BROKEN
 from acgpt.serving import llama_cpp, mistral, native, openai, page, page_routes
@@ -54,9 +55,9 @@ def create_app(
         title="acgpt", version=__version__, docs_url=None, redoc_url=None, dependencies=[Depends(check_content_type)]
     )
     metrics = Metrics()
-    for router in ROUTERS:
-        app.include_router(router(service))
-    app.include_router(page.router())
+    routers = [*(router(service) for router in ROUTERS), page.router()]
+    for router in routers:
+        app.include_router(router)
 
     @app.get("/health", tags=["server"], responses={200: {"model": HealthReply}})
     async def health() -> Response:
@@ -85,5 +86,6 @@ def create_app(
         )
     if not keys:
         app.add_middleware(Checked, check=partial(check_host, hosts={*LOCAL, address}))
-    app.add_middleware(Observed, metrics=metrics, seconds=service.seconds)
+    paths = {route.path for part in (app.router, *routers) for route in part.routes if isinstance(route, Route)}
+    app.add_middleware(Observed, metrics=metrics, seconds=service.seconds, paths=paths)
     return app

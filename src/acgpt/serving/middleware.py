@@ -101,10 +101,11 @@ class Observed:
         app: The application.
         metrics: Counts the requests.
         seconds: Time that a request may take, from its arrival to its answer.
+        paths: Paths of all routes.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, seconds: float) -> None:
-        self.app, self.metrics, self.seconds = app, metrics, seconds
+    def __init__(self, app: ASGIApp, metrics: Metrics, seconds: float, paths: Collection[str]) -> None:
+        self.app, self.metrics, self.seconds, self.paths = app, metrics, seconds, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -131,8 +132,9 @@ class Observed:
             DEADLINE.reset(deadline)
             seconds = time.perf_counter() - start
             method = scope["method"] if scope["method"] in METHODS else "other"
-            # The path of the route, not that of the request, so that the number of metrics is bounded.
-            route = scope["route"].path if "route" in scope else UNMATCHED
+            # A path of the server, so that the number of metrics is bounded. What a check refuses has no route yet.
+            path = scope["route"].path if "route" in scope else scope["path"]
+            route = path if path in self.paths else UNMATCHED
             self.metrics.add(method, route, status or 499, seconds)
             log_request(method, route, status or 499, seconds, sum(usage) if usage else None)
 

@@ -5,6 +5,7 @@ This module imports neither torch nor fastapi, so that `acgpt serve --help` is f
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -125,5 +126,10 @@ def listen(options: ServeOptions, keys: list[str]) -> socket.socket:
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         return socket.create_server((options.host, options.port), family=family)
     except (OSError, UnicodeError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise InputError(
+                f"port {options.port} of {options.host} is in use, perhaps by another acgpt serve: stop that program, "
+                "or choose another `port`."
+            ) from error
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"cannot listen on {options.host}, port {options.port}: {reason}. Choose another.") from error
