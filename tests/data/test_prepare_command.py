@@ -42,6 +42,18 @@ def test_the_command_prints_a_table_and_then_that_it_is_already_prepared(command
     assert tokens(Corpus.open(tmp_path / "corpus")) == expected
 
 
+@pytest.mark.parametrize("one_file", [True, False])
+def test_the_table_counts_documents_only_where_they_are_known(command, named, tmp_path, monkeypatch, one_file):
+    monkeypatch.setattr("acgpt.data.prepare.PIECE", 20)
+    (tmp_path / "a.txt").write_text("\n".join(TEXTS * 30), encoding="utf-8")
+    file = tmp_path / "a.txt" if one_file else jsonl(tmp_path / "a.jsonl", TEXTS * 30)
+    printed = command(file, "-t", named, "--validation", "0.3", "--convention", "documents").stdout
+    known = Corpus.open(tmp_path / "corpus").document_starts("validation", 1000) is not None
+    assert known is not one_file
+    assert printed.split()[:2] == ["split", "documents" if known else "pieces"]
+    assert ("documents begin" in printed) is one_file
+
+
 def test_json_is_the_summary_of_the_manifest(command, named, tmp_path):
     file = jsonl(tmp_path / "a.jsonl", [f"text {number}" for number in range(50)])
     options = (file, "-t", named, "--json", "--validation", "0.2", "--mask-token", "--skip-bad")

@@ -99,12 +99,16 @@ def print_corpus(corpus: Corpus, reused: bool, seconds: float) -> None:
     from acgpt.display.table import terminal_table
 
     page = Page()
-    table = terminal_table(("split", "documents", "tokens", "shards"))
+    pieces = corpus.manifest["recipe"].get("piece")
+    table = terminal_table(("split", "pieces" if pieces else "documents", "tokens", "shards"))
     for name, split in corpus.splits.items():
         table.add_row(name, f"{split.documents:,}", f"{split.tokens:,}", f"{len(split.shards):,}")
     page.table(table)
-    if corpus.manifest["recipe"].get("piece"):
-        page.note("Pieces of the text files are held out. Consecutive pieces of a split count as one document.")
+    if pieces:
+        page.note(
+            "Where documents begin in the text files is not known: pieces of the files are held out. Consecutive ones "
+            "of a split count as one."
+        )
     for source in corpus.manifest["sources"]:
         if source["skipped"]:
             page.note(f"{source['name']}: {source['skipped']:,} unusable rows skipped", "yellow")
