@@ -71,7 +71,7 @@ class TemplateError(InputError):
 
     def __init__(self, problem: str, template: str, at: int) -> None:
         self.problem, self.template, self.at = problem, template, at
-        super().__init__(f"{problem}\n{point_at(template, at)}")
+        super().__init__(f"{problem}\n{point_at(template, at)}" if template else problem)
 
 
 class QueryError(InputError):

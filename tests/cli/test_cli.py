@@ -234,6 +234,11 @@ def test_who_gives_a_document_as_a_template_or_by_lines_is_told_the_option(cli, 
     assert "--document" not in cli("score", "A title", code=2).stderr
 
 
+@pytest.mark.parametrize("command", ["score", "infill", "rank", "show"])
+def test_nothing_is_pointed_at_in_an_empty_template(cli, command):
+    assert len(cli(command, "", code=2).stderr.splitlines()) == 1
+
+
 def test_a_warning_is_one_line_on_stderr_once(cli):
     result = cli("score", "-", "--json", model="plain", stdin="{{The}} cat\n" * 3)
     assert len(objects(result)) == 3
