@@ -230,7 +230,8 @@ def test_who_gives_a_document_as_a_template_or_by_lines_is_told_the_option(cli, 
     mistakes = [["document.txt"], ["--file", "document.txt"], ["-"]]
     for words in mistakes:
         told = cli("score", *words, code=2, stdin=Path("document.txt").read_text()).stderr
-        assert "nothing is asked" in told and "--document PATH reads the whole file as one template" in told
+        assert "nothing is asked" in told and "--document PATH reads a whole file as one template" in told
+    assert "--document PATH" in cli("show", "document.txt", code=2).stderr
     assert "--document" not in cli("score", "A title", code=2).stderr
 
 

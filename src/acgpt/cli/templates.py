@@ -30,7 +30,7 @@ Answer = TypeVar("Answer")
 
 BATCH = 16  # number of lines of a file that are answered together
 LARGEST = 4 * 2**20  # bytes of a document, some million tokens: more than models read, and few seconds of tokenizing
-HINT = "--file PATH reads a template from each line, --document PATH reads the whole file as one template."
+HINT = "--document PATH reads a whole file as one template."
 SCORE = ("log_prob", "perplexity", "bound", "tokens")  # fields of a score for --json
 
 
@@ -50,16 +50,14 @@ class Line:
 
     def located(self, error: InputError) -> InputError:
         """Return an error of the template with its file and line, and how to read the whole file as one template."""
-        of_template = isinstance(error, TemplateError)
-        if not self.source:
-            if of_template and os.path.isfile(self.template):
-                return InputError(f"{error}\n{self.template} is a file: {HINT}")
-            return error
-        number = self.number
-        if isinstance(error, TemplateError) and error.at and error.template == self.template:  # not a server's error
-            number = number or self.template.count("\n", 0, error.at) + 1
-        where = f"{self.source}, line {number}" if number else self.source
-        return InputError(f"{where}: {error}" + (f"\n{HINT}" if self.number and of_template else ""))
+        text, number = str(error), self.number
+        if isinstance(error, TemplateError):
+            if error.at and error.template == self.template:  # not the error of a server
+                number = number or self.template.count("\n", 0, error.at) + 1
+            if self.number or os.path.isfile(self.template):
+                text = f"{text}\n{HINT}"
+        where = f"{self.source}, line {number}: " if number else f"{self.source}: "
+        return InputError(where + text if self.source else text)
 
 
 def questions(
