@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from itertools import combinations
@@ -50,20 +51,20 @@ def test_a_smaller_limit_finds_what_fits_it(tiny, seed, monkeypatch):
     check(tiny, before + ".{{_}}." + after, monkeypatch)
 
 
-def template_from(path, rng):
-    """Return lines of a file with a gap of one to four words, and what stands between them."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    windows = ["\n".join(lines[i : i + 3]) for i in range(len(lines) - 2)]
-    text = rng.choice([window for window in windows if len(re.findall(r"\w+", window)) > 8])
-    words = [word.span() for word in re.finditer(r"\w+", text)]
-    first = rng.randrange(len(words) - 3)
-    start, end = words[first][0], words[first + rng.choice([0, 0, 0, 1, 2, 3])][1]
-    return acgpt.escape(text[:start], before_slot=True) + "{{_}}" + acgpt.escape(text[end:])
+@functools.cache
+def excerpts(folder, pattern):
+    """Return all pieces of three lines of the files in a folder of the repository that have enough words."""
+    texts = [path.read_text(encoding="utf-8").splitlines() for path in sorted((ROOT / folder).rglob(pattern))]
+    pieces = ["\n".join(lines[i : i + 3]) for lines in texts for i in range(len(lines) - 2)]
+    return [piece for piece in pieces if len(re.findall(r"\w+", piece)) > 8]
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(examples(20)))  # of prose and code in turns; ACGPT_TEST_FUZZ=10 for 200
+@pytest.mark.parametrize("seed", range(examples(20)))  # prose and code in turns; ACGPT_TEST_FUZZ=10 for 200
 def test_the_embedded_default_finds_under_a_smaller_limit_what_fits_it(default, seed, monkeypatch):
     rng = random.Random(seed)
-    paths = sorted((ROOT / "src").rglob("*.py") if seed % 2 else (ROOT / "docs").rglob("*.md"))
-    check(default, template_from(rng.choice(paths), rng), monkeypatch)
+    text = rng.choice(excerpts("src", "*.py") if seed % 2 else excerpts("docs", "*.md"))
+    words = [word.span() for word in re.finditer(r"\w+", text)]
+    first = rng.randrange(len(words) - 3)
+    start, end = words[first][0], words[first + rng.choice([0, 0, 0, 1, 2, 3])][1]  # one to four words
+    check(default, acgpt.escape(text[:start], before_slot=True) + "{{_}}" + acgpt.escape(text[end:]), monkeypatch)
