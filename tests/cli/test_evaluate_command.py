@@ -11,6 +11,7 @@ import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -164,6 +165,16 @@ def test_a_result_takes_the_place_of_one_of_the_same_question_only(cli, models, 
     (tmp_path / "thesis.txt").write_text("mine")
     assert "is not a result of acgpt evaluate" in cli(corpus, "-o", tmp_path / "thesis.txt", code=2).stderr
     assert output.read_bytes() == second and (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_pipe_is_neither_read_nor_replaced(cli, corpus, tmp_path):
+    result, pipe = tmp_path / "results.json", tmp_path / "pipe"
+    cli(corpus, "-o", result)
+    os.mkfifo(pipe)
+    Thread(target=lambda: pipe.write_text(result.read_text()), daemon=True).start()  # so that a reader goes on
+    assert f"{pipe} is not a result of acgpt evaluate" in cli(corpus, "-o", pipe, code=2).stderr
+    assert pipe.is_fifo()
 
 
 def test_another_file_in_the_place_of_unfinished_answers_is_replaced(cli, corpus, tmp_path):

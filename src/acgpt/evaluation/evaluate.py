@@ -116,6 +116,8 @@ def evaluate(
 def check_result(path: Path, question: Mapping[str, Any]) -> None:
     """Refuse to replace a file that is not a result of the same question."""
     try:
+        if not path.is_file():  # reading a pipe, such as /dev/stdout, would wait for ever
+            raise ValueError("not a regular file")
         existing = read_json_object(path)
         existing |= {"modes": sorted(existing["modes"]), "set": existing["set"]["hash"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
