@@ -167,6 +167,18 @@ def test_a_result_takes_the_place_of_one_of_the_same_question_only(cli, models, 
     assert output.read_bytes() == second and (tmp_path / "thesis.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize("asked", [None, 64, 10**6])
+def test_a_result_says_how_many_tokens_a_pass_had_at_most(cli, corpus, monkeypatch, asked):
+    sizes, real = [], AcGpt.log_probs
+    count = lambda self, engine, queries: sizes.append(len(queries)) or real(self, engine, queries)  # noqa: E731
+    monkeypatch.setattr(AcGpt, "log_probs", count)
+    monkeypatch.setattr("acgpt.evaluation.perplexity.CPU_TOKENS", 128)
+    words = () if asked is None else ("--batch-tokens", asked)
+    result = object_of(cli(corpus, "--json", "--modes", "unconditional", *words))
+    assert result["batch_tokens"] == min(asked or 128, 128)
+    assert max(sizes) == result["batch_tokens"] // 31 > 1  # each text has 30 tokens and BOS
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
 def test_a_pipe_is_neither_read_nor_replaced(cli, corpus, tmp_path):
     result, pipe = tmp_path / "results.json", tmp_path / "pipe"

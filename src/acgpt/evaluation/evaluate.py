@@ -72,6 +72,7 @@ def evaluate(
         check_result(output, about | {"modes": sorted(names), "set": evaluation_dataset.hash, "dtype": dtype})
     if compiled:
         lm.compile(method)
+    engine = lm.engine(lm.mask, chosen.batch_tokens)
     start = time.perf_counter()
 
     def config() -> dict[str, Any]:
@@ -85,7 +86,7 @@ def evaluate(
     unfinished = None if output is None else PartialEvaluation(partial_path(output), config)
     with progress() as update, compile_errors(compiled), unfinished or nullcontext():
         evaluation = perplexity.evaluate(
-            method, lm.engine(lm.mask, chosen.batch_tokens), evaluation_dataset,
+            method, engine, evaluation_dataset,
             modes=names, seed=chosen.seed or 0, progress=update, unfinished=unfinished,
         )  # fmt: skip
     seconds = time.perf_counter() - start if unfinished is None else unfinished.seconds
@@ -100,7 +101,7 @@ def evaluate(
         "mask_token_id": lm.mask,
         "device": str(lm.model.device),
         "dtype": str(lm.model.dtype).removeprefix("torch."),
-        "batch_tokens": chosen.batch_tokens or lm.budget,
+        "batch_tokens": perplexity.pass_tokens(engine),
         "compiled": compiled,
         **({"resumed": True} if unfinished is not None and unfinished.earlier else {}),
         "seconds": round(seconds, 3),

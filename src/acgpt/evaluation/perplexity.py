@@ -316,6 +316,11 @@ class PartialEvaluation:
             self.path.unlink(missing_ok=True)
 
 
+def pass_tokens(engine: Engine) -> int:
+    """Return the maximum number of tokens per forward pass of an evaluation."""
+    return min(engine.budget, CPU_TOKENS) if engine.model.device.type == "cpu" else engine.budget
+
+
 def evaluate(
     method: Method,
     engine: Engine,
@@ -352,8 +357,7 @@ def evaluate(
             passes[name], shown[mode.name] = queries, name
 
     answers: dict[str, np.ndarray] = {}
-    budget = min(engine.budget, CPU_TOKENS) if engine.model.device.type == "cpu" else engine.budget
-    length = evaluation_dataset.length
+    budget, length = pass_tokens(engine), evaluation_dataset.length
     done, new, total = 0, 0, len(evaluation_dataset) * length * len(passes)
     progress(done, total, new)
     with torch.no_grad(), evaluating(engine.model):
