@@ -131,6 +131,12 @@ def test_an_adapter_is_merged_into_the_base_that_its_config_names(pair, tmp_path
     run("merge", base, moved, "-o", tmp_path / "merged")
 
 
+def test_an_adapter_that_is_not_there_is_not_said_to_name_no_base(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = run("merge", "runs/adaptr", "-o", "merged", code=2).stderr
+    assert "cannot load the adapter runs/adaptr: there is no such folder here" in told
+
+
 def test_weights_are_merged_in_float32_and_rounded_once(pair, tmp_path):
     """The oracle is the definition of LoRA: W + B A · alpha / r, in float64, rounded to bfloat16."""
     base, adapter = pair

@@ -393,7 +393,12 @@ def read_length_head(source: str, metadata: Metadata | None, network: Any) -> Le
 def base_of_adapter(adapter: str) -> str | None:
     """Return the base model that an adapter, a folder or a hub id, names; `None` if it is the embedded one."""
     path = fetch(adapter, ADAPTER_CONFIG)
-    base = None if path is None else json_object(path).get("base_model_name_or_path")
+    if path is None:
+        raise ModelError(
+            f"cannot load the adapter {adapter}: there is no such folder here, and no {ADAPTER_CONFIG} of that name "
+            "came from the hub."
+        )
+    base = json_object(path).get("base_model_name_or_path")
     how = f"load(BASE, adapter={adapter!r}), or acgpt merge BASE ADAPTER."
     if not base or not isinstance(base, str):
         raise ModelError(f"{adapter} is an adapter that names no base model: {how}")
