@@ -156,6 +156,11 @@ def test_a_result_takes_the_place_of_one_of_the_same_question_only(cli, models, 
     cli(corpus, "-o", output)
     output.write_text(output.read_text().replace('"date": "2', '"date": "1'))
     cli(corpus, "-o", output)
+    monkeypatch.chdir(Path(models["reads"]).parent)  # the same folder, written in another way
+    monkeypatch.setitem(models, "relative", f"./{Path(models['reads']).name}")
+    cli(corpus, "-o", output, model="relative")
+    output.write_text(output.read_text().replace('"date": "2', '"date": "1'))
+    cli(corpus, "-o", output)
     assert b'"date": "2' in (second := output.read_bytes())
     monkeypatch.setitem(models, "copy", str(shutil.copytree(models["reads"], tmp_path / "copy")))
     others = {"set": ("--seed", "5"), "modes": ("--modes", "training"), "dtype": ("--dtype", "bfloat16")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -114,6 +115,12 @@ def evaluate(
     return result
 
 
+def same(value: Any, other: Any) -> bool:
+    """Return whether two values of results are equal, or two ways to write the path of one folder."""
+    paths = [path for path in (value, other) if isinstance(path, str) and os.path.exists(path)]
+    return bool(value == other) or (len(paths) == 2 and os.path.samefile(*paths))
+
+
 def check_result(path: Path, question: Mapping[str, Any]) -> None:
     """Refuse to replace a file that is not a result of the same question."""
     try:
@@ -123,7 +130,7 @@ def check_result(path: Path, question: Mapping[str, Any]) -> None:
         existing |= {"modes": sorted(existing["modes"]), "set": existing["set"]["hash"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is not a result of acgpt evaluate: move it, or choose another `output`.") from error
-    if other := [name for name in question if existing.get(name) != question[name]]:
+    if other := [name for name in question if not same(existing.get(name), question[name])]:
         raise InputError(
             f"{path} is the result of another evaluation, with other {', '.join(other)}: move it, or choose another "
             "`output`."
