@@ -77,7 +77,7 @@ def test_a_recipe_says_how_targets_are_told_and_the_folder_keeps_it(corpus, tmp_
     assert done.exit_code == 0, done.output
     lm = acgpt.load(tmp_path / "run" / "model", device="cpu")
     assert lm.model.config.target_positions == "table"
-    assert lm.model.gpt_neox.embed_target.weight.shape == (16, 128)
+    assert lm.model.gpt_neox.embed_target.weight.shape == (16, 64)
 
 
 @pytest.mark.parametrize("name", OTHERS)
