@@ -74,6 +74,7 @@ def evaluate(
     if compiled:
         lm.compile(method)
     engine = lm.engine(lm.mask, chosen.batch_tokens)
+    batch_tokens = chosen.batch_tokens or perplexity.pass_tokens(engine)
     start = time.perf_counter()
 
     def config() -> dict[str, Any]:
@@ -88,7 +89,7 @@ def evaluate(
     with progress() as update, compile_errors(compiled), unfinished or nullcontext():
         evaluation = perplexity.evaluate(
             method, engine, evaluation_dataset,
-            modes=names, seed=chosen.seed or 0, progress=update, unfinished=unfinished,
+            modes=names, seed=chosen.seed or 0, budget=batch_tokens, progress=update, unfinished=unfinished,
         )  # fmt: skip
     seconds = time.perf_counter() - start if unfinished is None else unfinished.seconds
     setup.evaluation_dataset.keep()
@@ -102,7 +103,7 @@ def evaluate(
         "mask_token_id": lm.mask,
         "device": str(lm.model.device),
         "dtype": str(lm.model.dtype).removeprefix("torch."),
-        "batch_tokens": perplexity.pass_tokens(engine),
+        "batch_tokens": batch_tokens,
         "compiled": compiled,
         **({"resumed": True} if unfinished is not None and unfinished.earlier else {}),
         "seconds": round(seconds, 3),

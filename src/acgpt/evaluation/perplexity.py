@@ -317,7 +317,7 @@ class PartialEvaluation:
 
 
 def pass_tokens(engine: Engine) -> int:
-    """Return the maximum number of tokens per forward pass of an evaluation."""
+    """Return the default of the maximum number of tokens per forward pass of an evaluation."""
     return min(engine.budget, CPU_TOKENS) if engine.model.device.type == "cpu" else engine.budget
 
 
@@ -328,6 +328,7 @@ def evaluate(
     *,
     modes: Sequence[str] = (),
     seed: int = 0,
+    budget: int | None = None,
     progress: Callable[[int, int, int], object] = lambda done, all, new: None,
     unfinished: PartialEvaluation | None = None,
 ) -> Evaluation:
@@ -335,10 +336,11 @@ def evaluate(
 
     Args:
         method: How the model is asked.
-        engine: The model, its BOS and MASK. The result does not depend on its budget, except for rounding.
+        engine: The model, its BOS and MASK.
         evaluation_dataset: The evaluation dataset.
         modes: Names of modes. Default: all five. A mode that the method cannot answer has no result.
         seed: Seed of the bootstrap intervals.
+        budget: Maximum number of tokens per forward pass. The result does not depend on it, except for rounding.
         progress: Called with the number of tokens of answered texts and the total, over all passes, and with how many
             of them were answered by this call.
         unfinished: Partial results to resume from and to write to.
@@ -357,7 +359,7 @@ def evaluate(
             passes[name], shown[mode.name] = queries, name
 
     answers: dict[str, np.ndarray] = {}
-    budget, length = pass_tokens(engine), evaluation_dataset.length
+    budget, length = budget or pass_tokens(engine), evaluation_dataset.length
     done, new, total = 0, 0, len(evaluation_dataset) * length * len(passes)
     progress(done, total, new)
     with torch.no_grad(), evaluating(engine.model):
