@@ -17,7 +17,7 @@ LONG := $(addprefix tests/,training recovery cli evaluation)
 TIERS := $(LONG) $(filter-out $(LONG) tests/support %__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 # Threads that wait for work spin only briefly, or processes beside each other would stop each other: pytest loads torch
 # before acgpt, which sets the same.
-export GOMP_SPINCOUNT ?= 2000
+export GOMP_SPINCOUNT ?= 500
 export KMP_BLOCKTIME ?= 0
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 

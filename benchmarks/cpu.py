@@ -10,7 +10,7 @@ in the same round: other work on the machine slows all down, and CPU time is dis
 "tokens_per_second" is from the query to the sample, "decoding" after the first drawn token. The first round is not
 counted.
 
-    python benchmarks/cpu.py --beside --spin 300000 2000                  # processes beside each other
+    python benchmarks/cpu.py --beside --spin 300000 500                  # processes beside each other
 
 With `--beside`, fills and training steps are timed alone and two processes at once, in turns, and a server under 8
 clients alone and beside a training run. A value of `--spin` replaces the GOMP_SPINCOUNT that acgpt sets; 300000 is what
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--llama-python", help="Python interpreter of an environment with llama-cpp-python")
     parser.add_argument("--rounds", type=int, default=5, help="number of rounds that count")
     parser.add_argument("--beside", action="store_true", help="measure processes beside each other instead")
-    parser.add_argument("--spin", nargs="+", default=["2000"], help="values of GOMP_SPINCOUNT, for --beside")
+    parser.add_argument("--spin", nargs="+", default=["500"], help="values of GOMP_SPINCOUNT, for --beside")
     args = parser.parse_args()
     if args.beside:
         rows = [row for work in WORKS for row in two_at_once(work, args.spin, args.rounds)] + asyncio.run(serving())

@@ -68,7 +68,7 @@ LAZY = {
 # Threads of OpenMP that wait for work spin, and so hold cores that another process needs. These limits are read when
 # torch loads the runtime, and inherited by child processes: docs/explanation/footguns.md, "Speed".
 if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # GNU's runtime: turns of a loop, instead of 300,000
+    os.environ.setdefault("GOMP_SPINCOUNT", "500")  # GNU's runtime: turns of a loop, instead of 300,000
     os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel's and LLVM's: milliseconds, instead of 200
 
 __all__ = [
