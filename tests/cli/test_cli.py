@@ -235,6 +235,14 @@ def test_who_gives_a_document_as_a_template_or_by_lines_is_told_the_option(cli, 
     assert "--document" not in cli("score", "A title", code=2).stderr
 
 
+def test_braces_in_a_document_that_are_filled_beside_its_gaps_are_named(cli, tmp_path):
+    document = tmp_path / "page.html"
+    for text, told in (("The {{ cat }}\nsat {{_1-2}}.", "line 1 is a slot"), (r"The \{{ cat }} sat {{_1-2}}.", "")):
+        document.write_text(text)
+        assert told in cli("infill", "--document", str(document)).stderr
+    assert "is a slot" not in cli("infill", "--document", str(document)).stderr
+
+
 @pytest.mark.parametrize("command", ["score", "infill", "rank", "show"])
 def test_nothing_is_pointed_at_in_an_empty_template(cli, command):
     assert len(cli(command, "", code=2).stderr.splitlines()) == 1

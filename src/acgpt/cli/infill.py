@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -73,6 +74,8 @@ def infill(
     """
     local = options.server is None
     groups = questions(template, file, document, lambda text: check_filled(text, patterns=local))
+    if document is not None:
+        groups = map(note_literal_braces, groups)
     lm = load(options)
     from acgpt.display.show import Page, print_samples
 
@@ -101,6 +104,21 @@ def has_gap(template: str) -> bool:
         return any(isinstance(part, Slot) and part.gap is not None for part in parse(template))
     except InputError:
         return False
+
+
+def note_literal_braces(lines: list[Line]) -> list[Line]:
+    """Warn of slots with text beside gaps in a document, which may be braces of its own; return the lines."""
+    for line in lines:
+        slots = [part for part in parse(line.template) if isinstance(part, Slot)]
+        texts = [slot for slot in slots if slot.alternatives]
+        if texts and len(texts) < len(slots):
+            number = line.template.count("\n", 0, texts[0].at) + 1
+            warnings.warn(
+                f"{line.source}: the text in double braces on line {number} is a slot, and other text is drawn for it. "
+                f"Write \\{{{{ for braces of the text itself. Such slots here: {len(texts)}.",
+                stacklevel=2,
+            )
+    return lines
 
 
 def gaps_alone(groups: Iterable[list[Line]]) -> Iterator[list[Line]]:
