@@ -163,7 +163,7 @@ def test_a_result_takes_the_place_of_one_of_the_same_question_only(cli, models, 
     cli(corpus, "-o", output)
     assert b'"date": "2' in (second := output.read_bytes())
     monkeypatch.setitem(models, "copy", str(shutil.copytree(models["reads"], tmp_path / "copy")))
-    others = {"set": ("--seed", "5"), "modes": ("--modes", "training"), "dtype": ("--dtype", "bfloat16")}
+    others = {"texts": ("--seed", "5"), "modes": ("--modes", "training"), "dtype": ("--dtype", "bfloat16")}
     for name, words in (others | {"model": (), "method": ("--method", "gpt")}).items():
         told = cli(corpus, "-o", output, *words, code=2, model="copy" if name == "model" else "reads").stderr
         assert f"{output} is the result of another evaluation, with other {name}" in told

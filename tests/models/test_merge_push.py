@@ -123,8 +123,13 @@ def test_an_adapter_is_merged_into_the_base_that_its_config_names(pair, tmp_path
     both, alone = (load_file(tmp_path / name / "model.safetensors") for name in ("both", "alone"))
     assert both.keys() == alone.keys() and all(torch.equal(both[name], alone[name]) for name in both)
     moved = shutil.copytree(adapter, tmp_path / "moved")
-    for named, told in ((str(tmp_path / "gone"), "there is no folder"), (None, "names no base model")):
-        config = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": named}
+    named = {
+        str(tmp_path / "gone"): "there is no folder",
+        "gone": "names gone as its base",
+        None: "names no base model",
+    }
+    for base_name, told in named.items():
+        config = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": base_name}
         (moved / "adapter_config.json").write_text(json.dumps(config))
         refused = run("merge", moved, "-o", tmp_path / "merged", code=2).stderr
         assert told in refused and "acgpt merge BASE ADAPTER" in refused

@@ -132,9 +132,10 @@ def check_result(path: Path, question: Mapping[str, Any]) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is not a result of acgpt evaluate: move it, or choose another `output`.") from error
     if other := [name for name in question if not same(existing.get(name), question[name])]:
+        texts = " (their number, split or conditioning, for example)" if "set" in other else ""
         raise InputError(
-            f"{path} is the result of another evaluation, with other {', '.join(other)}: move it, or choose another "
-            "`output`."
+            f"{path} is the result of another evaluation, with other {', '.join(other).replace('set', 'texts')}{texts}"
+            ": move it, or choose another `output`."
         )
 
 

@@ -63,6 +63,7 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **ke
     folder, adapter, dtype = Path(output), str(adapter), MergeOptions.of(merge, keywords).dtype
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already, and nothing is overwritten: name another folder with `output`.")
+    named = base is None
     if base is None:
         base = base_of_adapter(adapter_source(adapter))
     elif is_default(base):
@@ -74,7 +75,14 @@ def merge(base: str | Path | None, adapter: str | Path, output: str | Path, **ke
     quantised = source.endswith(".gguf")
     output_dtype = torch.float32 if quantised else "auto"
     output_dtype = output_dtype if dtype == "auto" else choose_dtype(dtype, torch.device("cpu"), quantised)
-    network, tokenizer = load_base(source, output_dtype)
+    try:
+        network, tokenizer = load_base(source, output_dtype)
+    except ModelError as error:
+        if named and base is not None:  # perhaps by a path from another folder
+            raise ModelError(
+                f"{adapter} names {base} as its base model. {error} Or: acgpt merge BASE ADAPTER."
+            ) from error
+        raise
     output_dtype = network.dtype
     network = network.to(torch.promote_types(output_dtype, torch.float32))
     own, metadata = read_metadata(adapter_folder), read_metadata(source, network.config)

@@ -270,7 +270,7 @@ def pretrained(recipe: Recipe, corpus_tokenizer: PreTrainedTokenizerBase, metada
     if tokenizer_hash(tokenizer) != tokenizer_hash(corpus_tokenizer):
         raise InputError(
             f"the corpus was prepared with another tokenizer than that of base={base}: prepare it with acgpt prepare … "
-            f"--tokenizer {base}."
+            f"--tokenizer {base}, or name the model that it was prepared for with base=."
         )
     if recipe.length + method.overhead > (positions := positions_of(model.config.get_text_config())):
         most = positions - method.overhead
